@@ -1,0 +1,115 @@
+"""Devices and links of a job, as `evener probe` measures them or a person writes them."""
+
+from evener.core.figures import Curve, Figure, Value
+from evener.errors import UnknownNameError
+
+
+class Rehearsed(Value):
+    """What only the pacing of a rehearsal knows about a device; the planner never reads it.
+
+    `factors` maps an operation family ("matmul", "attention", "convolution", "other") to the part of the
+    nominal rate it reaches: {"matmul": 0.7} runs matrix products at 0.7 of `flops`.
+    """
+
+    factors: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        for family, factor in self.factors.items():
+            if not 0 < factor < float("inf"):
+                raise ValueError(f"factor of {family!r} must be positive, got {factor}")
+
+
+class Device(Value):
+    """One thing that computes. Identity is `name` plus `hardware_id`, never an index.
+
+    `flops` is the measured rate of matrix products by dtype, in FLOP/s; a dtype that is absent is not usable.
+    `launch_s` is the fixed cost of one operation; `bytes_per_s` the memory bandwidth.
+    """
+
+    name: str
+    kind: str
+    type: str = "cpu"
+    hardware_id: str = ""
+    index: int | None = None
+    threads: int | None = None
+    memory_bytes: Figure | None = None
+    free_memory_bytes: Figure | None = None
+    framework_bytes: Figure | None = None
+    flops: dict[str, Figure] = {}
+    bytes_per_s: Figure | None = None
+    launch_s: Figure | None = None
+    price_per_hour: Figure | None = None
+    watts: Figure | None = None
+    rehearsed: Rehearsed | None = None
+
+    def __post_init__(self) -> None:
+        host, slash, local = self.name.partition("/")
+        if not (host and slash and local) or "/" in local or self.name != self.name.strip():
+            raise ValueError(f"device name must read host/device, got {self.name!r}")
+        if not self.kind:
+            raise ValueError(f"device {self.name!r} needs a kind")
+
+    @property
+    def host(self) -> str:
+        return self.name.partition("/")[0]
+
+
+class Link(Value):
+    """A path between two devices or hosts (`a` and `b`, either way round).
+
+    Links that name the same `bus` share its rate. A link from a host to itself serves the pairs of
+    devices inside it that have no link of their own.
+    """
+
+    a: str
+    b: str
+    curve: Curve
+    bus: str | None = None
+
+
+class Fleet(Value):
+    """All devices and links of a job; device names are unique and every link has known ends."""
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+    note: str = ""
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise ValueError("a fleet needs at least one device")
+        names = [d.name for d in self.devices]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(f"device names must be unique, twice: {', '.join(twice)}")
+        ends = set(names) | {d.host for d in self.devices}
+        for link in self.links:
+            for end in (link.a, link.b):
+                if end not in ends:
+                    raise ValueError(
+                        f"link {link.a} - {link.b} names {end!r}, which is no device or host of "
+                        f"the fleet ({', '.join(sorted(ends))})"
+                    )
+
+    def device(self, name: str) -> Device:
+        """The device called `name`; UnknownNameError lists the names there are."""
+        for device in self.devices:
+            if device.name == name:
+                return device
+        raise UnknownNameError(
+            f"no device {name!r} in the fleet",
+            remedy=f"one of: {', '.join(d.name for d in self.devices)}",
+        )
+
+    def link(self, a: str, b: str) -> Link | None:
+        """The link that serves devices `a` and `b`: their own, else that of their hosts, else None."""
+        by_ends = {frozenset((link.a, link.b)): link for link in reversed(self.links)}
+        hosts = frozenset((self.device(a).host, self.device(b).host))
+        return by_ends.get(frozenset((a, b))) or by_ends.get(hosts)
+
+    def only(self, names: tuple[str, ...]) -> "Fleet":
+        """The same fleet with just the named devices, and the links whose ends remain."""
+        devices = tuple(self.device(n) for n in names)
+        ends = set(names) | {d.host for d in devices}
+        links = tuple(x for x in self.links if x.a in ends and x.b in ends)
+        return Fleet(devices=devices, links=links, note=self.note, version=self.version)

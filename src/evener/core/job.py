@@ -1,0 +1,43 @@
+"""What the user asks for: the few numbers a plan must respect."""
+
+from typing import Literal
+
+from evener.core.figures import Value
+
+
+class Job(Value):
+    """Global batch, limits and wishes of a training job.
+
+    `batch_per_device` fixes the samples each device takes from every global batch; names left out take
+    none. `place` pins layers: pattern → device, kind or "cpu". `memory_margin` is the part of a
+    device's memory that a plan leaves free (0.1 leaves a tenth).
+    """
+
+    global_batch: int
+    micro_batch: int | None = None
+    batch_per_device: dict[str, int] | None = None
+    memory_margin: float = 0.1
+    objective: Literal["time", "money"] = "time"
+    max_step_s: float | None = None
+    max_price_per_hour: float | None = None
+    place: dict[str, str] = {}
+    allow: tuple[str, ...] = ()
+    keep_all: bool = False
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1:
+            raise ValueError(f"global_batch must be 1 or more, got {self.global_batch}")
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise ValueError(f"micro_batch must be 1 or more, got {self.micro_batch}")
+        if not 0 <= self.memory_margin < 1:
+            raise ValueError(f"memory_margin must be in [0, 1), got {self.memory_margin}")
+        given = self.batch_per_device
+        if given is not None:
+            negative = sorted(n for n, k in given.items() if k < 0)
+            if negative:
+                raise ValueError(f"batch_per_device is negative for {', '.join(negative)}")
+            if sum(given.values()) != self.global_batch:
+                raise ValueError(
+                    f"batch_per_device sums to {sum(given.values())}, not to the global batch "
+                    f"{self.global_batch}"
+                )

@@ -1,0 +1,202 @@
+"""Who does what: pipelines → stages → shares. Every parallelism is a corner of this shape.
+
+    uneven data parallel   several pipelines of one stage
+    pipeline               one pipeline of several stages
+    hybrid                 several pipelines, each cut its own way
+    shared stage           a stage with several shares, split by samples
+
+Stages are numbered through the whole plan: pipeline 0 has stages 0..k-1, pipeline 1 goes on from k.
+Those are the numbers that a schedule's actions carry.
+"""
+
+from collections.abc import Iterator
+
+from evener.core.figures import Source, Value
+from evener.core.split import apportion
+
+
+class Share(Value):
+    """A device (or a tensor-parallel group of equal devices) and its samples of each micro-batch."""
+
+    devices: tuple[str, ...]
+    samples: int
+
+    def __post_init__(self) -> None:
+        if not self.devices or self.samples < 1:
+            raise ValueError("a share needs a device and at least one sample")
+
+
+class Stage(Value):
+    """Consecutive layers of a pipeline, by name, and the shares that run them."""
+
+    layers: tuple[str, ...]
+    shares: tuple[Share, ...]
+    precision: str | None = None
+    recompute: bool = False
+    residence: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("a stage needs at least one layer")
+        if not self.shares:
+            raise ValueError(f"the stage from {self.layers[0]!r} has no device")
+
+
+class Pipeline(Value):
+    """One copy of the model: takes `samples` of each global batch in micro-batches of `micro_batch`.
+
+    The last micro-batch is smaller where `samples` is no multiple: 10 in fours is 4 + 4 + 2.
+    """
+
+    samples: int
+    micro_batch: int
+    stages: tuple[Stage, ...]
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.micro_batch < 1:
+            raise ValueError(f"samples and micro_batch must be 1 or more in {self.devices}")
+        if not self.stages:
+            raise ValueError("a pipeline needs at least one stage")
+        seen: set[str] = set()
+        for stage in self.stages:
+            again = seen & set(stage.layers)
+            if again or len(set(stage.layers)) != len(stage.layers):
+                raise ValueError(f"layers are placed twice: {', '.join(sorted(again)) or stage.layers}")
+            seen |= set(stage.layers)
+            held = sum(share.samples for share in stage.shares)
+            if held != self.micro_batch:
+                raise ValueError(
+                    f"the shares of the stage from {stage.layers[0]!r} take {held} samples of each "
+                    f"micro-batch of {self.micro_batch}"
+                )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Device names in order of first use."""
+        shares = (share for stage in self.stages for share in stage.shares)
+        return tuple(dict.fromkeys(name for share in shares for name in share.devices))
+
+    @property
+    def micro_batch_sizes(self) -> tuple[int, ...]:
+        """Samples of each micro-batch, in order."""
+        return micro_batch_sizes(self.samples, self.micro_batch)
+
+
+class Reduction(Value):
+    """Devices that sum gradients together, in order: inside groups first, then between them."""
+
+    devices: tuple[str, ...]
+    transport: str
+    compression: str | None = None
+    reason: str = ""
+
+
+class Ownership(Value):
+    """Unequal parts of one layer's parameters and optimiser state: rows of dim 0 by device."""
+
+    layer: str
+    parts: dict[str, int]
+
+
+class TablePlacement(Value):
+    """Rows of one embedding table by device, and where they live."""
+
+    table: str
+    rows: dict[str, int]
+    residence: str | None = None
+
+
+class LeftOut(Value):
+    """A device the plan does not use, and the sentence why."""
+
+    device: str
+    reason: str
+
+
+class Prediction(Value):
+    """What the plan should take: seconds a step with bounds, and bytes by device."""
+
+    step_s: float
+    lower_s: float
+    upper_s: float
+    memory_bytes: dict[str, int] = {}
+    solo_samples_per_s: dict[str, float] = {}
+    seconds: dict[str, dict[str, float]] = {}
+    source: Source = "fitted"
+
+
+class Plan(Value):
+    """Pipelines, schedule and everything decided once and used by both halves."""
+
+    global_batch: int
+    pipelines: tuple[Pipeline, ...]
+    schedule: str = "gpipe"
+    reductions: tuple[Reduction, ...] = ()
+    owners: tuple[Ownership, ...] = ()
+    tables: tuple[TablePlacement, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    inexact: tuple[str, ...] = ()
+    prediction: Prediction | None = None
+    why: str = ""
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        total = sum(p.samples for p in self.pipelines)
+        if not self.pipelines or total != self.global_batch:
+            raise ValueError(f"the pipelines take {total} samples, the global batch is {self.global_batch}")
+        first = {name for stage in self.pipelines[0].stages for name in stage.layers}
+        for number, pipeline in enumerate(self.pipelines):
+            other = {name for stage in pipeline.stages for name in stage.layers}
+            if other != first:
+                raise ValueError(
+                    f"pipeline {number} holds other layers than pipeline 0: "
+                    f"{', '.join(sorted(other ^ first))}"
+                )
+        both = set(self.devices) & {x.device for x in self.left_out}
+        if both:
+            raise ValueError(f"used and left out at once: {', '.join(sorted(both))}")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of all devices that compute, in order of first use."""
+        return tuple(dict.fromkeys(name for p in self.pipelines for name in p.devices))
+
+    @property
+    def is_data_parallel(self) -> bool:
+        """True when every pipeline is one stage on one device of its own."""
+        single = all(len(p.stages) == 1 and len(p.devices) == 1 for p in self.pipelines)
+        return single and len(self.devices) == len(self.pipelines)
+
+    def numbered_stages(self) -> Iterator[tuple[int, int, Stage]]:
+        """(stage number, pipeline number, stage) through the whole plan."""
+        number = 0
+        for which, pipeline in enumerate(self.pipelines):
+            for stage in pipeline.stages:
+                yield number, which, stage
+                number += 1
+
+    def samples_by_device(self) -> dict[str, int]:
+        """Samples of a global batch that each device takes through at least one stage."""
+        taken: dict[str, int] = {}
+        for pipeline in self.pipelines:
+            most: dict[str, int] = {}
+            for stage in pipeline.stages:
+                for share, samples in zip(stage.shares, share_samples(stage, pipeline), strict=True):
+                    for name in share.devices:
+                        most[name] = max(most.get(name, 0), samples)
+            for name, samples in most.items():
+                taken[name] = taken.get(name, 0) + samples
+        return taken
+
+
+def micro_batch_sizes(samples: int, micro_batch: int) -> tuple[int, ...]:
+    """Sizes of the micro-batches that hold `samples`. Example: (10, 4) gives (4, 4, 2)."""
+    full, rest = divmod(samples, micro_batch)
+    return (micro_batch,) * full + ((rest,) if rest else ())
+
+
+def share_samples(stage: Stage, pipeline: Pipeline) -> tuple[int, ...]:
+    """Samples of a global batch that each share of `stage` takes, summed over micro-batches."""
+    weights = [share.samples for share in stage.shares]
+    split = [apportion(size, weights) for size in pipeline.micro_batch_sizes]
+    return tuple(sum(column) for column in zip(*split, strict=True))

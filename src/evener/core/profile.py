@@ -1,0 +1,92 @@
+"""Seconds and bytes of a model on kinds of devices: what `evener profile` measures."""
+
+from evener.core.figures import Figure, Value
+
+
+class Layer(Value):
+    """The unit of placement: a submodule by its fully qualified name, in chain order.
+
+    Bytes ending in `_per_sample` are multiplied by the samples of a micro-batch. `tied` names the other
+    layers that share storage with this one; they count as one parameter with several holders.
+    """
+
+    name: str
+    num_params: int
+    param_bytes: int
+    buffer_bytes: int = 0
+    output_bytes_per_sample: int = 0
+    saved_bytes_per_sample: int = 0
+    flops_per_sample: float = 0.0
+    tied: tuple[str, ...] = ()
+
+
+class Timing(Value):
+    """Seconds of one layer on one kind at one micro-batch size (samples) and tensor-parallel degree.
+
+    `update_s` is the optimiser's time for the layer's parameters, once a step. Seconds are absent
+    where `fits` is false: the size did not fit the device's memory, which is a result.
+    """
+
+    layer: str
+    kind: str
+    micro_batch: int
+    tensor_parallel: int = 1
+    fits: bool = True
+    forward_s: Figure | None = None
+    backward_s: Figure | None = None
+    update_s: Figure | None = None
+
+
+class StepTiming(Value):
+    """Seconds and peak bytes of the whole model on one kind at one micro-batch size.
+
+    `forward_s` and `backward_s` are per micro-batch, loss included; `input_s` is the time to get one
+    micro-batch ready that is not hidden behind the one before; `update_s` is once a step.
+    """
+
+    kind: str
+    micro_batch: int
+    fits: bool = True
+    forward_s: Figure | None = None
+    backward_s: Figure | None = None
+    update_s: Figure | None = None
+    input_s: Figure | None = None
+    step_overhead_s: Figure | None = None
+    peak_bytes: Figure | None = None
+
+
+class Profile(Value):
+    """One model measured on one or more kinds. Layer order is chain order.
+
+    `gradient_bytes` is what one device sends into the reduction of a step.
+    """
+
+    model: str
+    layers: tuple[Layer, ...]
+    timings: tuple[Timing, ...] = ()
+    steps: tuple[StepTiming, ...] = ()
+    gradient_bytes: int = 0
+    state_bytes: int = 0
+    dtype: str = "float32"
+    note: str = ""
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        names = [x.name for x in self.layers]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(f"layer names must be unique, twice: {', '.join(twice)}")
+        known = set(names)
+        for timing in self.timings:
+            if timing.layer not in known:
+                raise ValueError(f"timing names {timing.layer!r}, which is no layer of the profile")
+            if timing.micro_batch < 1:
+                raise ValueError(f"micro_batch of {timing.layer!r} must be 1 or more")
+        for step in self.steps:
+            if step.micro_batch < 1:
+                raise ValueError(f"micro_batch of a step on {step.kind!r} must be 1 or more")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that have measurements, in order of first appearance."""
+        return tuple(dict.fromkeys([s.kind for s in self.steps] + [t.kind for t in self.timings]))

@@ -1,0 +1,1 @@
+"""Numbers: seconds, bytes and bounds of every action, from a profile and a fleet."""

@@ -1,0 +1,1 @@
+"""Choose: fleet, profile and job become the best plan, with its proof and its reasons."""

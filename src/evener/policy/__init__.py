@@ -1,0 +1,1 @@
+"""When: a trace and a membership become a decision and its reason."""

@@ -1,0 +1,1 @@
+"""Hardware becomes a fleet file."""

@@ -1,0 +1,1 @@
+"""Devices and links that behave like others."""

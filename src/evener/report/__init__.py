@@ -1,0 +1,1 @@
+"""Tell: a plan and traces as text, JSON and HTML."""

@@ -1,0 +1,1 @@
+"""A plan and its schedule become training steps and a measured trace."""

@@ -1,0 +1,1 @@
+"""Orders: who does what, in which order."""

@@ -1,0 +1,1 @@
+"""The training loop: recipes, launching, and the library's front door."""

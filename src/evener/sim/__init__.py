@@ -1,0 +1,1 @@
+"""What if: a schedule with costs and faults becomes a predicted trace."""
