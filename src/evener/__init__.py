@@ -8,9 +8,9 @@ from typing import Any
 
 _HOME = {
     "Recipe": "evener.session.recipe",
-    "train": "evener.session.train",
-    "prepare": "evener.session.prepare",
-    "verify": "evener.session.verify",
+    "train": "evener.session.loop",
+    "prepare": "evener.session.drop_in",
+    "verify": "evener.session.exactness",
     "EvenerError": "evener.errors",
     "Fleet": "evener.core.fleet",
     "Device": "evener.core.fleet",

@@ -15,7 +15,7 @@ ActionType = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B",
 _SPELLING = re.compile(r"^(\d+)(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B|REDUCE_GRAD)(\d*)$")
 
 
-class Action(Value):
+class Action(Value, frozen=True, kw_only=True):
     """One thing a device does. `stage` is absent for STEP, `micro_batch` for STEP and REDUCE_GRAD."""
 
     type: ActionType
@@ -39,7 +39,7 @@ def parse_action(text: str) -> Action:
     return Action(type=match[2], stage=int(match[1]), micro_batch=micro_batch)  # type: ignore[arg-type]
 
 
-class Schedule(Value):
+class Schedule(Value, frozen=True, kw_only=True):
     """What each device does, in order."""
 
     actions: dict[str, tuple[Action, ...]]

@@ -12,7 +12,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Base of all structures: frozen, keyword-only, and strict about unknown fields in files."""
 
 
-class Figure(Value):
+class Figure(Value, frozen=True, kw_only=True):
     """One positive number with its source.
 
     `spread` is relative: half the distance between the quartiles over the median, 0 when unknown.
@@ -31,7 +31,7 @@ class Figure(Value):
             raise ValueError(f"spread must be 0 or more, got {self.spread}")
 
 
-class Curve(Value):
+class Curve(Value, frozen=True, kw_only=True):
     """Seconds as a function of bytes: straight lines between points, non-decreasing.
 
     Beyond the last point the last slope goes on; below the first point its seconds hold.

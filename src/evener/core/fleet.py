@@ -4,7 +4,7 @@ from evener.core.figures import Curve, Figure, Value
 from evener.errors import UnknownNameError
 
 
-class Rehearsed(Value):
+class Rehearsed(Value, frozen=True, kw_only=True):
     """What only the pacing of a rehearsal knows about a device; the planner never reads it.
 
     `factors` maps an operation family ("matmul", "attention", "convolution", "other") to the part of the
@@ -19,7 +19,7 @@ class Rehearsed(Value):
                 raise ValueError(f"factor of {family!r} must be positive, got {factor}")
 
 
-class Device(Value):
+class Device(Value, frozen=True, kw_only=True):
     """One thing that computes. Identity is `name` plus `hardware_id`, never an index.
 
     `flops` is the measured rate of matrix products by dtype, in FLOP/s; a dtype that is absent is not usable.
@@ -54,7 +54,7 @@ class Device(Value):
         return self.name.partition("/")[0]
 
 
-class Link(Value):
+class Link(Value, frozen=True, kw_only=True):
     """A path between two devices or hosts (`a` and `b`, either way round).
 
     Links that name the same `bus` share its rate. A link from a host to itself serves the pairs of
@@ -67,7 +67,7 @@ class Link(Value):
     bus: str | None = None
 
 
-class Fleet(Value):
+class Fleet(Value, frozen=True, kw_only=True):
     """All devices and links of a job; device names are unique and every link has known ends."""
 
     devices: tuple[Device, ...]

@@ -5,7 +5,7 @@ from typing import Literal
 from evener.core.figures import Value
 
 
-class Job(Value):
+class Job(Value, frozen=True, kw_only=True):
     """Global batch, limits and wishes of a training job.
 
     `batch_per_device` fixes the samples each device takes from every global batch; names left out take

@@ -15,7 +15,7 @@ from evener.core.figures import Source, Value
 from evener.core.split import apportion
 
 
-class Share(Value):
+class Share(Value, frozen=True, kw_only=True):
     """A device (or a tensor-parallel group of equal devices) and its samples of each micro-batch."""
 
     devices: tuple[str, ...]
@@ -26,7 +26,7 @@ class Share(Value):
             raise ValueError("a share needs a device and at least one sample")
 
 
-class Stage(Value):
+class Stage(Value, frozen=True, kw_only=True):
     """Consecutive layers of a pipeline, by name, and the shares that run them."""
 
     layers: tuple[str, ...]
@@ -42,7 +42,7 @@ class Stage(Value):
             raise ValueError(f"the stage from {self.layers[0]!r} has no device")
 
 
-class Pipeline(Value):
+class Pipeline(Value, frozen=True, kw_only=True):
     """One copy of the model: takes `samples` of each global batch in micro-batches of `micro_batch`.
 
     The last micro-batch is smaller where `samples` is no multiple: 10 in fours is 4 + 4 + 2.
@@ -82,7 +82,7 @@ class Pipeline(Value):
         return micro_batch_sizes(self.samples, self.micro_batch)
 
 
-class Reduction(Value):
+class Reduction(Value, frozen=True, kw_only=True):
     """Devices that sum gradients together, in order: inside groups first, then between them."""
 
     devices: tuple[str, ...]
@@ -91,14 +91,14 @@ class Reduction(Value):
     reason: str = ""
 
 
-class Ownership(Value):
+class Ownership(Value, frozen=True, kw_only=True):
     """Unequal parts of one layer's parameters and optimiser state: rows of dim 0 by device."""
 
     layer: str
     parts: dict[str, int]
 
 
-class TablePlacement(Value):
+class TablePlacement(Value, frozen=True, kw_only=True):
     """Rows of one embedding table by device, and where they live."""
 
     table: str
@@ -106,14 +106,14 @@ class TablePlacement(Value):
     residence: str | None = None
 
 
-class LeftOut(Value):
+class LeftOut(Value, frozen=True, kw_only=True):
     """A device the plan does not use, and the sentence why."""
 
     device: str
     reason: str
 
 
-class Prediction(Value):
+class Prediction(Value, frozen=True, kw_only=True):
     """What the plan should take: seconds a step with bounds, and bytes by device."""
 
     step_s: float
@@ -125,7 +125,7 @@ class Prediction(Value):
     source: Source = "fitted"
 
 
-class Plan(Value):
+class Plan(Value, frozen=True, kw_only=True):
     """Pipelines, schedule and everything decided once and used by both halves."""
 
     global_batch: int

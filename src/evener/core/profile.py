@@ -3,7 +3,7 @@
 from evener.core.figures import Figure, Value
 
 
-class Layer(Value):
+class Layer(Value, frozen=True, kw_only=True):
     """The unit of placement: a submodule by its fully qualified name, in chain order.
 
     Bytes ending in `_per_sample` are multiplied by the samples of a micro-batch. `tied` names the other
@@ -20,7 +20,7 @@ class Layer(Value):
     tied: tuple[str, ...] = ()
 
 
-class Timing(Value):
+class Timing(Value, frozen=True, kw_only=True):
     """Seconds of one layer on one kind at one micro-batch size (samples) and tensor-parallel degree.
 
     `update_s` is the optimiser's time for the layer's parameters, once a step. Seconds are absent
@@ -37,7 +37,7 @@ class Timing(Value):
     update_s: Figure | None = None
 
 
-class StepTiming(Value):
+class StepTiming(Value, frozen=True, kw_only=True):
     """Seconds and peak bytes of the whole model on one kind at one micro-batch size.
 
     `forward_s` and `backward_s` are per micro-batch, loss included; `input_s` is the time to get one
@@ -55,7 +55,7 @@ class StepTiming(Value):
     peak_bytes: Figure | None = None
 
 
-class Profile(Value):
+class Profile(Value, frozen=True, kw_only=True):
     """One model measured on one or more kinds. Layer order is chain order.
 
     `gradient_bytes` is what one device sends into the reduction of a step.

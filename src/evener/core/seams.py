@@ -1,6 +1,6 @@
 """The two places where a rehearsal stands in for hardware. The runtime is handed these and knows no more.
 
-executor ──run(action, work)──► Driver   runs the work of an action on a device and says when it began and ended
+executor ──run(action, work)──► Driver   runs an action on a device, owns its clock
 executor ──all_reduce(buffer)─► Wire     sums a buffer over devices, asynchronously
 """
 

@@ -1,5 +1,6 @@
 """Whole numbers from ratios: how samples are shared out so that the parts sum exactly."""
 
+import itertools
 from collections.abc import Sequence
 
 
@@ -25,4 +26,4 @@ def spans_of(parts: Sequence[int]) -> tuple[tuple[int, int], ...]:
     edges = [0]
     for part in parts:
         edges.append(edges[-1] + part)
-    return tuple(zip(edges, edges[1:], strict=False))
+    return tuple(itertools.pairwise(edges))

@@ -17,7 +17,7 @@ Cause = Literal[
 CAUSES: tuple[Cause, ...] = Cause.__args__  # type: ignore[attr-defined]
 
 
-class Span(Value):
+class Span(Value, frozen=True, kw_only=True):
     """One device busy with one action from `start_s` to `end_s` (seconds since the run's start)."""
 
     device: str
@@ -28,7 +28,7 @@ class Span(Value):
     step: int = 0
 
 
-class Trace(Value):
+class Trace(Value, frozen=True, kw_only=True):
     """Spans of a run, predicted or measured."""
 
     source: Literal["predicted", "measured"]
@@ -38,8 +38,8 @@ class Trace(Value):
 
     def seconds_by_cause(self, device: str) -> dict[str, float]:
         """Seconds of `device` by cause over the whole trace."""
-        seconds = dict.fromkeys(CAUSES, 0.0)
+        seconds: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
         for span in self.spans:
             if span.device == device:
                 seconds[span.cause] += span.end_s - span.start_s
-        return dict(seconds)
+        return seconds
