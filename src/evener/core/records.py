@@ -1,0 +1,35 @@
+"""What one optimizer step did: the line a run writes after each step, and all that a report is made from."""
+
+from evener.core.figures import Value
+from evener.core.trace import CAUSES
+
+
+class StepRecord(Value, frozen=True, kw_only=True):
+    """One step of the whole job: `step_s` seconds for `samples` samples, and seconds by device and cause.
+
+    `seconds` maps device → cause → seconds within this step; what a device's causes leave of `step_s` counts
+    as overhead. `loss` is the mean over the global batch, absent where it was not finite. `skipped` is the
+    sentence why the step was not committed (a NaN, no memory), empty for a step that was.
+    Example: StepRecord(step=3, samples=16, step_s=1.0, loss=2.5, seconds={"lab/a": {"compute": 0.9, "wait": 0.1}}).
+    """
+
+    step: int
+    samples: int
+    step_s: float
+    loss: float | None = None
+    lr: float | None = None
+    seconds: dict[str, dict[str, float]] = {}
+    skipped: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_s < float("inf"):
+            raise ValueError(f"step_s of step {self.step} must be positive and finite, got {self.step_s}")
+        if self.step < 0 or self.samples < 0:
+            raise ValueError(f"step and samples must be 0 or more, got {self.step} and {self.samples}")
+        for device, by_cause in self.seconds.items():
+            unknown = sorted(set(by_cause) - set(CAUSES))
+            if unknown:
+                raise ValueError(
+                    f"seconds of {device} in step {self.step} name {', '.join(unknown)}; "
+                    f"the causes are {', '.join(CAUSES)}"
+                )

@@ -1,0 +1,115 @@
+"""A run's metrics as JSON lines: one StepRecord a line, flushed at once, so that a crash costs at most one line."""
+
+import os
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from evener.core.figures import Value
+from evener.core.records import StepRecord
+from evener.errors import FileError
+
+
+class Metrics(Value, frozen=True, kw_only=True):
+    """Records read back. `torn` is the sentence about an unfinished last line, empty when there is none."""
+
+    records: tuple[StepRecord, ...]
+    torn: str = ""
+
+
+class MetricsWriter:
+    """Appends records to the file at `path`; a context manager.
+
+    An unfinished last line, left by a run that was killed, is cut off first: `torn` then says so.
+    Raises FileError when the file cannot be opened or written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.torn = _mend(self.path)
+            self._file = self.path.open("ab")
+        except OSError as e:
+            raise _cannot_write(self.path, e) from e
+
+    def append(self, record: StepRecord) -> None:
+        """Write `record` as one line and flush it. A loss that is not finite is written as null."""
+        try:
+            self._file.write(msgspec.json.encode(record) + b"\n")
+            self._file.flush()
+        except OSError as e:
+            raise _cannot_write(self.path, e) from e
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_metrics(path: str | Path) -> Metrics:
+    """The records in the file at `path`; an unfinished last line is left out and reported in `torn`.
+
+    Raises FileError naming the line when any other line is no step record.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+    except OSError as e:
+        raise FileError(f"cannot read {path}: {e.strerror}", remedy="the metrics file of a run") from e
+    *lines, tail = raw.split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(msgspec.json.decode(line, type=StepRecord))
+        except msgspec.DecodeError as e:
+            raise FileError(
+                f"line {number} of {path} is no step record: {e}",
+                remedy="one JSON object a line, with step, samples and step_s; remove the line",
+            ) from e
+    if not tail:
+        return Metrics(records=tuple(records))
+    whole = _decoded(tail)
+    if whole is not None:
+        return Metrics(records=(*records, whole))
+    return Metrics(records=tuple(records), torn=_torn(path, len(lines) + 1, len(tail)))
+
+
+def _mend(path: Path) -> str:
+    """End the file at `path` with a whole line; returns the sentence about what was cut off."""
+    if not path.exists():
+        return ""
+    raw = path.read_bytes()
+    *lines, tail = raw.split(b"\n")
+    if not tail:
+        return ""
+    if _decoded(tail) is not None:
+        with path.open("ab") as f:
+            f.write(b"\n")
+        return ""
+    os.truncate(path, len(raw) - len(tail))
+    return _torn(path, len(lines) + 1, len(tail))
+
+
+def _decoded(line: bytes) -> StepRecord | None:
+    try:
+        return msgspec.json.decode(line, type=StepRecord)
+    except msgspec.DecodeError:
+        return None
+
+
+def _torn(path: Path, number: int, num_bytes: int) -> str:
+    return f"line {number} of {path} is unfinished ({num_bytes} bytes) and was left out"
+
+
+def _cannot_write(path: Path, error: OSError) -> FileError:
+    return FileError(
+        f"cannot write {path}: {error.strerror}", remedy="a folder with room that you may write to"
+    )
