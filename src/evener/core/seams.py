@@ -4,7 +4,7 @@ executor ──run(action, work)──► Driver   runs an action on a device, o
 executor ──all_reduce(buffer)─► Wire     sums a buffer over devices, asynchronously
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 
@@ -22,8 +22,12 @@ class Driver(Protocol):
         """Seconds on this device's clock."""
         ...
 
-    def run(self, action: str, work: Callable[[], Any]) -> Any:
-        """Do `work` as `action` ("0F3", "STEP"); return its result once the device has really done it."""
+    def run(self, action: str, work: Callable[[], Any], *, signature: Hashable = ()) -> Any:
+        """Do `work` as `action` ("0F3", "INPUT", "STEP"); return its result when the device has done it.
+
+        `signature` is what else the cost depends on: sizes, and whether this backward launches reductions.
+        Actions that differ only in their micro-batch number and have equal signatures cost the same.
+        """
         ...
 
 
