@@ -10,7 +10,8 @@ class StepRecord(Value, frozen=True, kw_only=True):
     `seconds` maps device → cause → seconds within this step; what a device's causes leave of `step_s` counts
     as overhead. `loss` is the mean over the global batch, absent where it was not finite. `skipped` is the
     sentence why the step was not committed (a NaN, no memory), empty for a step that was.
-    Example: StepRecord(step=3, samples=16, step_s=1.0, loss=2.5, seconds={"lab/a": {"compute": 0.9, "wait": 0.1}}).
+    Example: StepRecord(step=3, samples=16, step_s=1.0, loss=2.5, seconds={"lab/a": {"compute": 0.9}}) leaves
+    0.1 s of lab/a to overhead.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""A run's metrics as JSON lines: one StepRecord a line, flushed at once, so that a crash costs at most one line."""
+"""A run's metrics as JSON lines: one StepRecord a line, flushed at once: a crash costs at most one line."""
 
 import os
 from pathlib import Path
