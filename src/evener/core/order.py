@@ -1,0 +1,66 @@
+"""Which samples come when: functions of samples seen, never of how many devices there are."""
+
+import numpy as np
+from msgspec.structs import replace
+
+from evener.core.figures import Value
+from evener.core.plan import Pipeline, Plan, micro_batch_sizes
+from evener.core.split import apportion, spans_of
+
+
+class GlobalBatch(Value, frozen=True, kw_only=True):
+    """One optimiser step's samples: positions `start`..`stop` of the order of `epoch`."""
+
+    epoch: int
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+
+def global_batch_at(samples_seen: int, dataset_size: int, global_batch: int) -> GlobalBatch:
+    """The global batch that begins after `samples_seen` samples.
+
+    A batch never crosses an epoch: the last one of an epoch is smaller where the size is no multiple.
+    Example: 10 samples in fours: global_batch_at(8, 10, 4) is positions 8..10 of epoch 0.
+    """
+    epoch, start = divmod(samples_seen, dataset_size)
+    return GlobalBatch(epoch=epoch, start=start, stop=min(start + global_batch, dataset_size))
+
+
+def epoch_order(dataset_size: int, epoch: int, seed: int, *, shuffle: bool = True) -> np.ndarray:
+    """Indices of the dataset in the order of `epoch`: a permutation drawn from (seed, epoch)."""
+    if not shuffle:
+        return np.arange(dataset_size)
+    return np.random.default_rng((seed, epoch)).permutation(dataset_size)
+
+
+def samples_by_pipeline(plan: Plan, samples: int) -> tuple[int, ...]:
+    """Samples each pipeline takes of a global batch of `samples`, in the plan's proportion.
+
+    The whole global batch gives the plan's own numbers. Example: shares 6 and 2 of 8; a last batch of
+    3 gives (2, 1).
+    """
+    return apportion(samples, [pipeline.samples for pipeline in plan.pipelines])
+
+
+def micro_batches_of(plan: Plan, pipeline: int, batch: GlobalBatch) -> tuple[tuple[int, int], ...]:
+    """Half-open position ranges of the micro-batches that `pipeline` takes of `batch`, in order.
+
+    Example: shares 6 (micro-batch 4) and 2 of 8 samples from 0: pipeline 0 takes (0, 4), (4, 6).
+    """
+    edges = spans_of(samples_by_pipeline(plan, batch.samples))
+    first, last = edges[pipeline]
+    sizes = micro_batch_sizes(last - first, plan.pipelines[pipeline].micro_batch)
+    base = batch.start + first
+    return tuple((base + a, base + b) for a, b in spans_of(sizes))
+
+
+def with_micro_batch(pipeline: Pipeline, micro_batch: int) -> Pipeline:
+    """The same one-stage pipeline in micro-batches of another size."""
+    (stage,) = pipeline.stages
+    (share,) = stage.shares
+    stage = replace(stage, shares=(replace(share, samples=micro_batch),))
+    return replace(pipeline, micro_batch=micro_batch, stages=(stage,))

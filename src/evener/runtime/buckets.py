@@ -1,0 +1,209 @@
+"""Gradients on their way into the sum: flat buckets, filled during backward, launched in plan order.
+
+        backward ──► p.grad ──(× scale)──► view of bucket ──► all-reduce once the bucket is full
+        p4 p3 | p2 p1 | p0                 bucket 0 | 1 | 2     and bucket k-1 is on its way
+
+A bucket is one flat tensor: the gradients, then a tail that tells the devices apart:
+
+        [ grad p4 | grad p3 | key of device 0 … key of device n-1 | p4 had a gradient | p3 had a gradient ]
+
+After the sum the key slots show which reduction each device was in, and the last part on how many
+devices a parameter had a gradient at all: on none means its `.grad` must stay None, as on one device.
+"""
+
+import torch
+from torch import nn
+
+from evener.core.buckets import BUCKET_BYTES, fill_buckets
+from evener.core.seams import Pending, Wire
+from evener.errors import ModelError, ReductionMismatchError
+from evener.runtime.ranks import Ranks
+
+# Keys travel in the gradients' dtype and must survive bfloat16, which holds whole numbers up to 256.
+_KEYS = 251
+
+
+class GradientBuckets:
+    """Collects the gradients of every micro-batch of a step and sums them once over all devices.
+
+    Use: `begin(scale)` before each backward, `arm(step)` before the last one, then `launch_rest`, `wait`,
+    `finish`. Then each `.grad` is the sum over devices and micro-batches of scale × gradient.
+    """
+
+    def __init__(
+        self, parameters: list[nn.Parameter], ranks: Ranks, wire: Wire, limit: int = BUCKET_BYTES
+    ) -> None:
+        self._ranks, self._wire = ranks, wire
+        self._buckets = _lay_out(parameters, ranks, limit)
+        self._place = {p: (b, i) for b in self._buckets for i, p in enumerate(b.parameters)}
+        self._hooks = [p.register_post_accumulate_grad_hook(self._collect) for p in self._place]
+        self._scale = 1.0
+        self._step = -1
+        self._armed = False
+        self._next = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that one device sends into the sum of a step."""
+        return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
+
+    def begin(self, scale: float) -> None:
+        """The next backward's gradients count `scale` times."""
+        self._scale = scale
+
+    def arm(self, step: int) -> None:
+        """The next backward is the step's last: full buckets leave while it still runs."""
+        self._armed, self._step, self._next = True, step, 0
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def launch_rest(self, step: int) -> None:
+        """Send every bucket that is still here; parameters without a gradient count as zero."""
+        if not self._armed:
+            self.arm(step)
+        self._armed = False
+        for bucket in self._buckets[self._next :]:
+            self._launch(bucket)
+        self._next = len(self._buckets)
+
+    def wait(self) -> None:
+        """Return when every bucket holds the sum over all devices."""
+        for bucket in self._buckets:
+            bucket.wait()
+
+    def finish(self, divide_by: float = 1.0) -> None:
+        """Check that all devices were in the same sums, divide, hand out each parameter's `.grad`."""
+        for number, bucket in enumerate(self._buckets):
+            keys, holders = bucket.tail_values()
+            self._check_keys(number, keys)
+            if divide_by != 1.0:
+                bucket.flat.mul_(1.0 / divide_by)
+            for p, view, count in zip(bucket.parameters, bucket.views, holders, strict=True):
+                p.grad = view if count else None
+        self._forget()
+
+    def discard(self) -> None:
+        """Drop what was collected since the last step."""
+        for bucket in self._buckets:
+            for p in bucket.parameters:
+                p.grad = None
+        self._armed = False
+        self._forget()
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters and drop every reduction on its way."""
+        for hook in self._hooks:
+            hook.remove()
+        for bucket in self._buckets:
+            bucket.pending = None
+
+    def norm(self) -> torch.Tensor:
+        """The 2-norm of all summed gradients together, each parameter counted once."""
+        return torch.stack([b.flat[: b.num_grads].norm() for b in self._buckets]).norm()
+
+    def multiply(self, factor: float | torch.Tensor) -> None:
+        """Scale all summed gradients in place."""
+        for bucket in self._buckets:
+            bucket.flat[: bucket.num_grads].mul_(factor)
+
+    def _collect(self, p: nn.Parameter) -> None:
+        bucket, i = self._place[p]
+        grad = p.grad
+        if grad is None:
+            return
+        if grad.is_sparse:
+            raise ModelError(
+                f"a parameter of shape {tuple(p.shape)} has a sparse gradient, which data parallelism "
+                "does not sum yet",
+                remedy="build the embedding with sparse=False",
+            )
+        if bucket.pending is not None:
+            raise ModelError(
+                "a gradient arrived after its sum had been started",
+                remedy="call backward once per batch: add the losses first, then loss.backward()",
+            )
+        if self._scale == 0:
+            pass  # a stand-in batch: whatever it gave, NaN included, does not count
+        elif bucket.filled[i]:
+            bucket.views[i].add_(grad, alpha=self._scale)
+        else:
+            torch.mul(grad, self._scale, out=bucket.views[i])
+            bucket.filled[i] = True
+        p.grad = None
+        if self._armed:
+            bucket.missing -= 1
+            while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+                self._launch(self._buckets[self._next])
+                self._next += 1
+
+    def _launch(self, bucket: "_Bucket") -> None:
+        number = self._buckets.index(bucket)
+        key = 1 + (self._step * len(self._buckets) + number) % _KEYS
+        bucket.seal(self._ranks.rank, key)
+        bucket.pending = self._wire.all_reduce(bucket.flat, f"step {self._step}, bucket {number}")
+
+    def _check_keys(self, number: int, keys: list[int]) -> None:
+        mine = keys[self._ranks.rank]
+        for device, key in zip(self._ranks.devices, keys, strict=True):
+            if key != mine:
+                raise ReductionMismatchError(
+                    f"{self._ranks.here} summed step {self._step}, bucket {number}, while {device} was in "
+                    "another reduction",
+                    numbers=f"key {mine} on {self._ranks.here}, {key} on {device}",
+                    remedy="every device must run the same steps: no early break and no extra step on one",
+                )
+
+    def _forget(self) -> None:
+        for bucket in self._buckets:
+            bucket.filled = [False] * len(bucket.parameters)
+
+
+class _Bucket:
+    """One flat buffer and the parameters whose gradients it holds, in the order of backward."""
+
+    def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
+        self.parameters = parameters
+        self.num_grads = sum(p.numel() for p in parameters)
+        self._world_size = world_size
+        first = parameters[0]
+        size = self.num_grads + world_size + len(parameters)
+        self.flat = torch.zeros(size, dtype=first.dtype, device=first.device)
+        pieces = self.flat[: self.num_grads].split([p.numel() for p in parameters])
+        self.views = [x.view_as(p) for x, p in zip(pieces, parameters, strict=True)]
+        self.filled = [False] * len(parameters)
+        self.missing = 0
+        self.pending: Pending | None = None
+
+    def seal(self, rank: int, key: int) -> None:
+        """Write the tail and zero what no micro-batch filled."""
+        for view, filled in zip(self.views, self.filled, strict=True):
+            if not filled:
+                view.zero_()
+        tail = [0.0] * self._world_size + [float(f) for f in self.filled]
+        tail[rank] = float(key)
+        self.flat[self.num_grads :] = torch.tensor(tail, dtype=self.flat.dtype)
+
+    def wait(self) -> None:
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.wait()
+
+    def tail_values(self) -> tuple[list[int], list[int]]:
+        """(key of each device, number of devices on which each parameter had a gradient)."""
+        tail = [int(x) for x in self.flat[self.num_grads :].tolist()]
+        return tail[: self._world_size], tail[self._world_size :]
+
+
+def _lay_out(parameters: list[nn.Parameter], ranks: Ranks, limit: int) -> list[_Bucket]:
+    """Buckets of one dtype each: a reduction of mixed dtypes would abort the process."""
+    trained = [p for p in dict.fromkeys(parameters) if p.requires_grad]
+    if not trained:
+        raise ModelError(
+            "no parameter of the model requires a gradient", remedy="unfreeze what is to be trained"
+        )
+    buckets = []
+    for dtype in dict.fromkeys(p.dtype for p in reversed(trained)):
+        same = [p for p in trained if p.dtype == dtype]
+        sizes = [p.numel() * p.element_size() for p in same]
+        buckets += [_Bucket([same[i] for i in row], ranks.world_size) for row in fill_buckets(sizes, limit)]
+    return buckets

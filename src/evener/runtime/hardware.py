@@ -1,0 +1,44 @@
+"""The plain driver: work runs on the device at its own speed, timed by the host's monotonic clock."""
+
+import time
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+
+class HardwareDriver:
+    """Runs actions on a real device; the clock is the host's.
+
+    On an accelerator an action ends with a synchronisation, so that its time is the device's time and
+    not the time to queue it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._on_accelerator = device.type != "cpu"
+
+    def now(self) -> float:
+        """Seconds of the host's monotonic clock."""
+        return time.monotonic()
+
+    def run(self, action: str, work: Callable[[], Any], *, signature: Hashable = ()) -> Any:
+        """Do `work`, wait until the device is done, return its result."""
+        result = work()
+        if self._on_accelerator:
+            torch.accelerator.synchronize(self.device)
+        return result
+
+
+def open_torch_device(type_: str, index: int | None, threads: int | None) -> torch.device:
+    """The torch device of a fleet entry, made current; for a CPU its number of threads is set."""
+    if type_ == "cpu":
+        if threads:
+            torch.set_num_threads(threads)
+            with suppress(RuntimeError):  # can be set once a process; then it already is what we want
+                torch.set_num_interop_threads(1)
+        return torch.device("cpu")
+    device = torch.device(type_, index or 0)
+    torch.accelerator.set_device_index(device.index)
+    return device

@@ -1,0 +1,86 @@
+"""What is trained, in the runtime's words: how a batch becomes a loss and a weight."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from evener.errors import ModelError, UsageError
+
+Inputs = Callable[[Any], tuple[tuple, dict, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A model's loss on a batch.
+
+    `inputs(batch)` gives (args, kwargs, target); the loss is `loss(model(*args, **kwargs), target)`.
+    `reduction` says whether that is a mean or a sum over the batch; `weight(batch)` is what the mean divides
+    by (None: samples). Then the step's gradient is Σ ∇loss_sum / Σ weight over the global batch.
+    """
+
+    loss: Callable[[Any, Any], Any]
+    inputs: Inputs
+    reduction: Literal["mean", "sum"] = "mean"
+    weight: Callable[[Any], Any] | None = None
+
+    def forward(self, model: Callable, batch: Any) -> tuple[torch.Tensor, dict]:
+        """(scalar loss, metrics as {name: (sum, count)}) of `batch`."""
+        args, kwargs, target = self.inputs(batch)
+        result = self.loss(model(*args, **kwargs), target)
+        loss, metrics = result if isinstance(result, tuple) else (result, {})
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ModelError(
+                f"the loss must be one number, got {shape}",
+                remedy="return a scalar tensor, or (scalar tensor, {name: (sum, count)})",
+            )
+        return loss, metrics
+
+    def weight_of(self, batch: Any, samples: int) -> float:
+        """What the mean of `batch` divides by: its samples, or what the user counts."""
+        return float(samples if self.weight is None else self.weight(batch))
+
+
+def default_inputs(batch: Any) -> tuple[tuple, dict, Any]:
+    """(args, kwargs, target) of a batch as people write them.
+
+    (x, y) → model(x), loss(output, y); a mapping → model(**batch), loss(output, batch); a tensor → model(x),
+    loss(output, x). Anything else needs the recipe's own `inputs`.
+    """
+    if isinstance(batch, torch.Tensor):
+        return (batch,), {}, batch
+    if isinstance(batch, Mapping):
+        return (), dict(batch), batch
+    if isinstance(batch, Sequence) and len(batch) == 2:
+        return (batch[0],), {}, batch[1]
+    raise UsageError(
+        f"cannot tell the model's arguments from a batch of type {type(batch).__name__}",
+        numbers=f"{len(batch)} entries" if isinstance(batch, Sequence) else "",
+        remedy="give the recipe inputs=lambda batch: (args, kwargs, target)",
+    )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor on `device`, copied without blocking where it is pinned."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {k: to_device(v, device) for k, v in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(v, device) for v in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(v, device) for v in batch)
+    return batch
+
+
+def shapes_of(batch: Any) -> tuple:
+    """The shapes of a batch's tensors: equal shapes mean equal work."""
+    if isinstance(batch, torch.Tensor):
+        return tuple(batch.shape)
+    if isinstance(batch, Mapping):
+        return tuple(shapes_of(v) for v in batch.values())
+    if isinstance(batch, list | tuple):
+        return tuple(shapes_of(v) for v in batch)
+    return ()

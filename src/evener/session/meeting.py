@@ -1,0 +1,114 @@
+"""Where the processes of a job meet: a store for files and failures, then a group for sums.
+
+Works alike under `evener train` and under torchrun: both set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""
+
+import os
+import time
+from datetime import timedelta
+from typing import TypeVar
+
+import msgspec
+import torch.distributed as dist
+
+from evener.core.figures import Value
+from evener.core.files import decode, encode
+from evener.errors import EnvironmentBrokenError, EvenerError, PeerLostError
+
+T = TypeVar("T")
+GROUP_TIMEOUT = timedelta(minutes=30)  # a lost peer closes its socket; the timeout is for a silent network
+
+
+class Failure(Value, frozen=True, kw_only=True):
+    """Why one device's process ended early."""
+
+    device: str
+    code: str
+    exit_code: int
+    what: str
+    numbers: str = ""
+    remedy: str = ""
+
+    def as_error(self) -> EvenerError:
+        """The same as an error of the right class."""
+        kinds = [EvenerError, *EvenerError.__subclasses__()]
+        kind = next((k for k in kinds if k.code == self.code), EvenerError)
+        return kind(self.what, numbers=self.numbers, remedy=self.remedy)
+
+
+class Meeting:
+    """One process's side of the job's store. Everything in it is JSON, bounded in size and checked."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+        self.store, self.rank, self.world_size = store, rank, world_size
+
+    def put(self, key: str, value: object) -> None:
+        self.store.set(key, encode(value))
+
+    def get(self, key: str, shape: type[T], timeout: timedelta = GROUP_TIMEOUT) -> T:
+        """The value another process put under `key`; waits for it, and no longer than the job lives."""
+        end = time.monotonic() + timeout.total_seconds()
+        while True:
+            try:
+                self.store.wait([key], timedelta(seconds=1))
+                return decode(self.store.get(key), shape, f"the job's {key}")
+            except (dist.DistStoreError, RuntimeError) as e:
+                failure = self.first_failure()
+                if failure:
+                    raise PeerLostError(f"{failure.device} failed while {key} was awaited") from e
+                if not isinstance(e, dist.DistStoreError) or time.monotonic() > end:
+                    raise PeerLostError(f"the job's store no longer answers for {key}: {e}") from e
+
+    def report_failure(self, failure: Failure) -> None:
+        """Tell the others why this process ends; the first one to do so is the cause."""
+        order = self.store.add("failures", 1)
+        self.put(f"failure/{order}", failure)
+
+    def first_failure(self) -> Failure | None:
+        """The failure told first, if any."""
+        return read_failure(self.store)
+
+    def join_group(self, members: tuple[int, ...], generation: int, backend: str) -> None:
+        """Form the group of `members` (ranks of the whole job), of which this process is one."""
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore(f"group{generation}", self.store),
+            rank=members.index(self.rank),
+            world_size=len(members),
+            timeout=GROUP_TIMEOUT,
+        )
+
+    @staticmethod
+    def leave_group() -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def read_failure(store: dist.Store) -> Failure | None:
+    """The failure told first to `store`, None if there is none or the store is gone."""
+    try:
+        if not store.check(["failure/1"]):
+            return None
+        return msgspec.json.decode(store.get("failure/1"), type=Failure)
+    except (RuntimeError, msgspec.DecodeError):
+        return None
+
+
+def is_launched() -> bool:
+    """Whether this process was started as one of several by torchrun or by evener."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def open_meeting() -> Meeting:
+    """The meeting that the environment describes; of this process alone where it describes none."""
+    if not is_launched():
+        return Meeting(dist.HashStore(), 0, 1)
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://"))
+    except (ValueError, RuntimeError) as e:
+        raise EnvironmentBrokenError(
+            f"the processes of the job cannot meet: {e}",
+            numbers=", ".join(f"{k}={os.environ.get(k)}" for k in ("MASTER_ADDR", "MASTER_PORT", "RANK")),
+            remedy="start with torchrun or evener train; check the address and that the port is free",
+        ) from e
+    return Meeting(store, rank, world_size)

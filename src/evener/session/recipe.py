@@ -1,0 +1,142 @@
+"""What a user brings: a model, data, a loss, an optimiser and the global batch."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from evener.errors import DataError, EvenerError, FileError, ModelError, UsageError
+from evener.runtime.problem import Inputs, Problem, default_inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that defines a training job, apart from the devices.
+
+    model: any nn.Module. dataset: anything with `len()` and `[i]`. loss(output, target): a scalar mean or sum
+    over the batch, or (scalar, {metric: (sum, count)}). optimizer(parameters): a torch optimiser.
+    global_batch: samples per optimiser step, however many devices there are.
+
+    inputs(batch) → (args, kwargs, target): default (x, y) → model(x), loss(out, y); mapping → model(**batch).
+    reduction: "mean" or "sum"; taken from `loss.reduction` where the loss has one.
+    weight(batch): what the mean divides by; default the samples. With masked labels count the valid ones.
+    schedule(samples_seen): factor on the learning rate, a function of samples and not of steps or devices.
+    max_norm: one clip norm over all gradients. figures: reference numbers printed beside the results.
+    """
+
+    model: nn.Module
+    dataset: Any
+    loss: Callable[[Any, Any], Any]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    global_batch: int
+    inputs: Inputs | None = None
+    reduction: Literal["mean", "sum"] | None = None
+    weight: Callable[[Any], Any] | None = None
+    schedule: Callable[[int], float] | None = None
+    heldout: Any = None
+    max_norm: float | None = None
+    collate: Callable[[list], Any] | None = None
+    workers: int = 0
+    shuffle: bool = True
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    on_non_finite: Literal["stop", "skip"] = "stop"
+    metrics: tuple[str, ...] = ()
+    name: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise UsageError(
+                f"the recipe's model is a {type(self.model).__name__}",
+                remedy="an instance of torch.nn.Module",
+            )
+        if not hasattr(self.dataset, "__getitem__") or not hasattr(self.dataset, "__len__"):
+            raise DataError(
+                f"the dataset is a {type(self.dataset).__name__} without length or index",
+                remedy="a map-style dataset: __len__ and __getitem__; a list of samples will do",
+            )
+        if len(self.dataset) == 0:
+            raise DataError("the dataset is empty", numbers="0 samples", remedy="check the path and filters")
+        if self.global_batch < 1:
+            raise UsageError(f"global_batch must be 1 or more, got {self.global_batch}")
+        if self._reduction() not in ("mean", "sum"):
+            raise ModelError(
+                f"the loss has reduction={self._reduction()!r}, so its value is no single number",
+                remedy='reduction="mean" or reduction="sum"',
+            )
+
+    def _reduction(self) -> Any:
+        return self.reduction or getattr(self.loss, "reduction", "mean")
+
+    @property
+    def problem(self) -> Problem:
+        """The same in the runtime's words."""
+        return Problem(
+            loss=self.loss,
+            inputs=self.inputs or default_inputs,
+            reduction=self._reduction(),
+            weight=self.weight,
+        )
+
+    @property
+    def collate_fn(self) -> Callable[[list], Any]:
+        """How samples become a batch: the recipe's own way or torch's."""
+        return self.collate or torch.utils.data.default_collate
+
+    def batch_of(self, samples: int) -> Any:
+        """A batch of the dataset's first `samples` samples, repeated where it holds fewer."""
+        size = len(self.dataset)
+        return self.collate_fn([self.dataset[i % size] for i in range(samples)])
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The dtype of mixed precision, None for plain float32."""
+        return None if self.precision == "float32" else getattr(torch, self.precision)
+
+
+def load_recipe(script: str | Path, seed: int) -> Recipe:
+    """The recipe that `script` defines: its function `recipe()` is called after seeding torch with `seed`.
+
+    Raises FileError, UsageError or ModelError that name the script and what it lacks.
+    """
+    path = Path(script).resolve()
+    if not path.is_file():
+        raise FileError(f"no script {script}", remedy="the path of a Python file with a function recipe()")
+    spec = importlib.util.spec_from_file_location("evener_recipe_" + path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # so that loader workers can find its classes
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+        if not callable(getattr(module, "recipe", None)):
+            raise UsageError(
+                f"{path} has no function recipe()",
+                remedy="def recipe(): return ev.Recipe(model=…, dataset=…, loss=…, optimizer=…, global_batch=…)",
+            )
+        torch.manual_seed(seed)
+        made = module.recipe()
+    except EvenerError:
+        raise
+    except Exception as e:
+        line = _line_in(path, e)
+        raise ModelError(f"{path}{line} raised {type(e).__name__}: {e}", remedy="run the script alone") from e
+    if not isinstance(made, Recipe):
+        raise UsageError(f"recipe() of {path} returned a {type(made).__name__}", remedy="return ev.Recipe(…)")
+    return made
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    """`:12` for the last line of `path` that the error passed through."""
+    line, trace = "", error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = f":{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line

@@ -1,0 +1,49 @@
+"""What is asked of a run: the same small value in every process of a job, passed on as JSON."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from evener.core.figures import Value
+from evener.core.fleet import Fleet
+from evener.core.plan import Plan
+from evener.core.profile import Profile
+
+
+class Request(Value, frozen=True, kw_only=True):
+    """A training run: what to train, how long, on which devices and where its files go.
+
+    `fleet` has one device per process, in order. `dtype` overrides the model's dtype (for `verify`);
+    `keep` names what is written to the run folder beside the report ("gradient", "parameters").
+    """
+
+    fleet: Fleet
+    run_dir: str
+    script: str = ""
+    rehearse: bool = False
+    steps: int | None = None
+    epochs: float | None = None
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    batch_per_device: dict[str, int] | None = None
+    plan: Plan | None = None
+    profile: Profile | None = None
+    even: bool = False
+    keep_all: bool = False
+    seed: int = 0
+    evaluate: bool = True
+    dtype: Literal["float32", "float64"] | None = None
+    keep: tuple[str, ...] = ()
+    quiet: bool = False
+
+
+def new_run_dir(name: str, stamp: str, root: str | None = None) -> str:
+    """A new folder runs/<name>-<stamp> below `root` (or EVENER_RUNS, or here); a number is added if taken."""
+    base = Path(root or os.environ.get("EVENER_RUNS", "runs"))
+    path = base / f"{name}-{stamp}"
+    number = 1
+    while path.exists():
+        number += 1
+        path = base / f"{name}-{stamp}-{number}"
+    path.mkdir(parents=True)
+    return str(path)
