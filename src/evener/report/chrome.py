@@ -148,21 +148,21 @@ def _arrows(spans: Sequence[Span], places: Sequence[_Track], *, first_id: int) -
         shared = {"name": spans[members[0]].cause, "cat": "flow", "id": flow_id}
         for place, i in enumerate(members):
             phase = "s" if place == 0 else "f" if place == len(members) - 1 else "t"
-            where = {"pid": places[i].pid, "tid": places[i].tid, "ts": _micros(spans[i].start_s)}
+            where = {"pid": places[i].pid, "tid": places[i].tid, "ts": _micros(_anchor_s(spans[i]))}
             # Without "bp": "e" an arrow ends at the next slice instead of the one it points into.
             yield {"ph": phase, **shared, **where} | ({"bp": "e"} if phase == "f" else {})
 
 
 def _groups(spans: Sequence[Span]) -> list[list[int]]:
-    """Indices of spans that meet, in order of start: reductions, and sends with their receives.
+    """Indices of spans that meet, in order of their anchors: reductions, and sends with their receives.
 
-    The k-th reduction of a step on one device meets the k-th on the others. Stages are numbered through the whole plan, so two devices spell one reduction 0REDUCE_GRAD and
-    1REDUCE_GRAD: the number in front does not count. A send of stage s (F) is received by stage s + 1,
-    of a gradient (B) by stage s - 1.
+    The k-th reduction of a step on one device meets the k-th on the others. Stages are numbered through the
+    whole plan, so two devices spell one reduction 0REDUCE_GRAD and 1REDUCE_GRAD: the number in front does
+    not count. What stage s sends is received by stage s + 1 (SEND_F) or s - 1 (SEND_B).
     """
     groups: dict[tuple, list[int]] = {}
     counts: dict[tuple, int] = {}
-    for i in sorted(range(len(spans)), key=lambda i: spans[i].start_s):
+    for i in sorted(range(len(spans)), key=lambda i: _anchor_s(spans[i])):
         span = spans[i]
         passed = _SEND_OR_RECEIVE.match(span.action)
         if passed:
@@ -178,6 +178,13 @@ def _groups(spans: Sequence[Span]) -> list[list[int]]:
             continue
         groups.setdefault(key, []).append(i)
     return [group for group in groups.values() if len({spans[i].device for i in group}) > 1]
+
+
+def _anchor_s(span: Span) -> float:
+    """Where an arrow touches `span`: its start; for a receive just before its end, never before the send."""
+    passed = _SEND_OR_RECEIVE.match(span.action)
+    waited = passed is not None and passed[2] == "RECV"
+    return max(span.start_s, span.end_s - 1e-9) if waited else span.start_s
 
 
 def _micros(seconds: float) -> float:

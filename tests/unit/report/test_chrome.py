@@ -87,8 +87,8 @@ def test_reductions_of_different_buckets_and_steps_do_not_mix():
 
 def test_a_send_points_at_its_receive_and_not_at_another_pipelines():
     spans = (
-        span("lab/a", "0SEND_F0", 0.0, 0.1, "transfer"),
-        span("lab/b", "1RECV_F0", 0.0, 0.2, "transfer"),
+        span("lab/b", "1RECV_F0", 0.0, 0.2, "wait"),  # was there before the sender
+        span("lab/a", "0SEND_F0", 0.1, 0.15, "transfer"),
         span("lab/b", "1SEND_B0", 0.5, 0.6, "transfer"),
         span("lab/a", "0RECV_B0", 0.6, 0.7, "transfer"),
         span("lab/c", "2RECV_F0", 0.0, 0.2, "transfer"),
@@ -98,6 +98,9 @@ def test_a_send_points_at_its_receive_and_not_at_another_pipelines():
     arrows = {e["id"]: [tracks[e["tid"]]] for e in events(raw, "s")}
     for e in events(raw, "f"):
         arrows[e["id"]].append(tracks[e["tid"]])
+    for start, end in zip(events(raw, "s"), events(raw, "f"), strict=True):
+        assert start["ts"] < end["ts"]
+        assert (start["id"], start["name"]) == (end["id"], end["name"])
     assert sorted(arrows.values()) == [["lab/a", "lab/b"], ["lab/b", "lab/a"]]
 
 
