@@ -1,0 +1,149 @@
+"""Uneven data parallelism: one pipeline of one stage a device, in parts that end together."""
+
+from evener.core.fleet import Fleet
+from evener.core.job import Job
+from evener.core.plan import Pipeline, Plan, Reduction, Share, Stage
+from evener.core.profile import Profile
+from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
+from evener.planner.explain import alternatives, assumptions, left_out, limiter
+from evener.planner.groups import Group, groups_of, ms
+from evener.planner.predict import pool_of, predict
+from evener.planner.result import PlanResult
+from evener.planner.subsets import Pool, Split, best_split
+
+
+def plan_data_parallel(fleet: Fleet, profile: Profile, job: Job) -> PlanResult:
+    """The fastest split of the global batch over any subset of the devices.
+
+        T = max_r(update_r + overhead_r + t_r(n_r) + exposed reduction after r)
+
+    t_r(n) is the time of n samples in the best micro-batches, the steady state has each device update,
+    compute and then meet the others. Example (case K14): 4 and 12 ms a sample, 16 samples: 12 and 4, 48 ms.
+    Raises NoPlanFitsError, UnknownNameError (kind, device), UsageError.
+    """
+    _check(fleet, job)
+    groups = groups_of(fleet, profile, job)
+    pool = pool_of(fleet, profile, job, groups, micro_batch=job.micro_batch)
+    if not pool.groups:
+        raise NoPlanFitsError(
+            "no device can hold the whole model",
+            numbers="; ".join(f"{g.kind}: {g.refusal}" for g in groups),
+            remedy="a smaller memory margin, a device with more memory, or a pipeline over several devices",
+        )
+    split, bound = _chosen(pool, job, groups)
+    if job.max_step_s is not None and split.step_s > job.max_step_s:
+        raise NoPlanFitsError(
+            f"the fastest plan misses the limit of {ms(job.max_step_s)} a step",
+            numbers=f"it takes {ms(split.step_s)}",
+            remedy=f"max_step_s of {split.step_s:.4g} or more, a smaller global batch, or more devices",
+        )
+    skipped = left_out(pool, job, groups, split)
+    gap = max(0.0, 1 - bound / split.step_s)
+    prediction = predict(pool, groups, profile, job, split)
+    limits = limiter(prediction)
+    reductions = _reductions(tuple(split.samples))
+    drafted = Plan(
+        global_batch=job.global_batch,
+        pipelines=tuple(_pipeline(profile, name, split) for name in split.samples),
+        reductions=reductions,
+        left_out=skipped,
+        prediction=prediction,
+        why=limits,
+    )
+    return PlanResult(
+        plan=drafted,
+        status="proven" if gap < 1e-9 else "within",
+        gap=0.0 if gap < 1e-9 else gap,
+        limiter=limits,
+        reasons=assumptions(pool, groups, split, job),
+        alternatives=alternatives(pool, prediction, job),
+    )
+
+
+def _check(fleet: Fleet, job: Job) -> None:
+    known = {d.name for d in fleet.devices}
+    unknown = sorted(set(job.batch_per_device or {}) - known)
+    if unknown:
+        raise UnknownNameError(
+            f"batch_per_device names {', '.join(unknown)}, which the fleet does not hold",
+            remedy=f"one of: {', '.join(sorted(known))}",
+        )
+    if (
+        job.keep_all
+        and job.batch_per_device
+        and len([n for n in job.batch_per_device.values() if n]) < len(known)
+    ):
+        raise UsageError(
+            "keep_all and batch_per_device contradict each other: a device is given no sample",
+            remedy="one of the two",
+        )
+
+
+def _chosen(pool: Pool, job: Job, groups: tuple[Group, ...]) -> tuple[Split, float]:
+    if job.batch_per_device is not None:
+        given = {n: k for n, k in job.batch_per_device.items() if k}
+        order = [d.name for d in pool.fleet.devices if d.name in given]
+        found = pool.fixed({n: given[n] for n in order})
+        if found is None:
+            raise _misfit(pool, groups, given)
+        return found, found.step_s
+    if job.keep_all:
+        counts = tuple(len(g.names) for g in pool.groups)
+        missing = [n for g in groups if not g.cap for n in g.names]
+        found = None if missing else pool.split(counts, least=1)
+        if found is None:
+            raise _cannot_keep_all(pool, job, groups, missing)
+        return found, found.step_s
+    best, bound = best_split(pool)
+    if best is None:
+        limits = "; ".join(
+            f"{g.names[0]} takes micro-batches up to {load.cap}"
+            for g, load in zip(pool.groups, pool.loads, strict=True)
+        )
+        raise NoPlanFitsError(
+            f"the devices cannot take {job.global_batch} samples in micro-batches of {job.micro_batch}",
+            numbers=limits,
+            remedy=f"a micro-batch of {max(x.cap for x in pool.loads)} or less",
+        )
+    return best, bound
+
+
+def _misfit(pool: Pool, groups: tuple[Group, ...], given: dict[str, int]) -> NoPlanFitsError:
+    reasons = [f"{n}: {g.refusal}" for g in groups for n in g.names if given.get(n) and not g.cap]
+    for group, load in zip(pool.groups, pool.loads, strict=True):
+        for name in group.names:
+            if given.get(name) and load.micro_batch is not None and load.micro_batch > load.cap:
+                reasons.append(f"{name}: micro-batch {load.micro_batch} is above the {load.cap} that fit")
+    return NoPlanFitsError(
+        "the given batch_per_device does not fit the devices",
+        numbers="; ".join(reasons),
+        remedy="0 samples for the devices named, or a smaller micro-batch",
+    )
+
+
+def _cannot_keep_all(pool: Pool, job: Job, groups: tuple[Group, ...], missing: list[str]) -> NoPlanFitsError:
+    if missing:
+        numbers = "; ".join(f"{n}: {g.refusal}" for g in groups for n in g.names if n in missing)
+        return NoPlanFitsError(
+            f"keep_all: {', '.join(missing)} cannot hold the model", numbers=numbers, remedy="leave them out"
+        )
+    count = sum(len(g.names) for g in pool.groups)
+    return NoPlanFitsError(
+        "keep_all: the devices cannot all take part",
+        numbers=f"{job.global_batch} samples for {count} devices",
+        remedy=f"a global batch of {count} or more, or keep_all off",
+    )
+
+
+def _pipeline(profile: Profile, name: str, split: Split) -> Pipeline:
+    size = split.micro_batches[name]
+    stage = Stage(
+        layers=tuple(x.name for x in profile.layers), shares=(Share(devices=(name,), samples=size),)
+    )
+    return Pipeline(samples=split.samples[name], micro_batch=size, stages=(stage,))
+
+
+def _reductions(names: tuple[str, ...]) -> tuple[Reduction, ...]:
+    if len(names) < 2:
+        return ()
+    return (Reduction(devices=names, transport="gloo", reason="one ring over all devices that take samples"),)

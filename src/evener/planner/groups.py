@@ -1,0 +1,85 @@
+"""Devices that are interchangeable are one group, so that a search does not grow with their number."""
+
+from dataclasses import dataclass
+
+from evener.core.fleet import Device, Fleet
+from evener.core.job import Job
+from evener.core.profile import Profile
+from evener.cost.step import StepCost, step_cost
+from evener.errors import OutOfRangeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Devices of one kind, host and usable memory without links of their own; `cap` is their largest
+    micro-batch.
+    """
+
+    names: tuple[str, ...]
+    kind: str
+    usable_bytes: float
+    cost: StepCost | None
+    cap: int
+    refusal: str = ""
+
+
+def usable_bytes(device: Device, margin: float) -> float:
+    """Bytes a plan may fill: memory × (1 - margin), no more than is free, less what the framework holds.
+
+    Infinite where the memory is unknown, which a plan then says. Example: 10 GB at margin 0.1 give 9 GB.
+    """
+    if device.memory_bytes is None:
+        return float("inf")
+    usable = device.memory_bytes.value * (1 - margin)
+    if device.free_memory_bytes is not None:
+        usable = min(usable, device.free_memory_bytes.value)
+    held = device.framework_bytes.value if device.framework_bytes else 0.0
+    return max(usable - held, 0.0)
+
+
+def groups_of(fleet: Fleet, profile: Profile, job: Job) -> tuple[Group, ...]:
+    """The groups of `fleet` in order of first device. UnknownNameError for a kind the profile does not
+    hold.
+    """
+    linked = {end for link in fleet.links for end in (link.a, link.b)}
+    members: dict[tuple, list[Device]] = {}
+    for device in fleet.devices:
+        own = device.name if device.name in linked else ""
+        price = device.price_per_hour.value if device.price_per_hour else None
+        key = (device.kind, device.host, usable_bytes(device, job.memory_margin), own, price)
+        members.setdefault(key, []).append(device)
+    costs: dict[str, StepCost | str] = {}
+    for kind in dict.fromkeys(d.kind for d in fleet.devices):
+        try:
+            costs[kind] = step_cost(profile, kind)
+        except OutOfRangeError as e:
+            costs[kind] = f"{e.what} ({e.numbers})"
+    return tuple(_group(devices, key[2], costs[key[0]], job) for key, devices in members.items())
+
+
+def _group(devices: list[Device], usable: float, cost: StepCost | str, job: Job) -> Group:
+    names = tuple(d.name for d in devices)
+    kind = devices[0].kind
+    if isinstance(cost, str):
+        return Group(names=names, kind=kind, usable_bytes=usable, cost=None, cap=0, refusal=cost)
+    cap = cost.largest_within(usable)
+    refusal = ""
+    if cap == 0:
+        refusal = (
+            f"one sample needs {gib(cost.peak_bytes[1])}, {names[0]} offers {gib(usable)} "
+            f"(margin {job.memory_margin:.0%})"
+        )
+    return Group(names=names, kind=kind, usable_bytes=usable, cost=cost, cap=cap, refusal=refusal)
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes for people. Example: gib(3 * 2**30) = "3 GiB"; gib(2**20) = "1 MiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes:.0f} bytes"
+
+
+def ms(seconds: float) -> str:
+    """Seconds for people. Example: ms(0.0651) = "65.1 ms"; ms(12.3) = "12.3 s"."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,163 @@
+"""Which devices of each group take part in data parallelism: fewest seconds a step over all subsets.
+
+A device that joins takes work from the others and makes the reduction longer. Time over a fixed set is exact
+(`balance`); the sets are all tried where they are few, with a bound that skips most, else improved step by
+step.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from evener.core.collectives import all_reduce_seconds, ring
+from evener.core.fleet import Fleet
+from evener.cost.overlap import Bucket, Tail, tail
+from evener.planner.balance import balance
+from evener.planner.groups import Group
+from evener.planner.loads import Load, LoadCurve
+
+_FEW_SETS = 4096
+Counts = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Samples and micro-batch of each device, and the seconds a step takes with them."""
+
+    step_s: float
+    samples: dict[str, int]
+    micro_batches: dict[str, int]
+
+
+@dataclass(kw_only=True)
+class Pool:
+    """The groups that can take part, with what each evaluation shares."""
+
+    fleet: Fleet
+    groups: tuple[Group, ...]
+    loads: tuple[Load, ...]
+    buckets: tuple[Bucket, ...]
+    global_batch: int
+    _tails: dict[tuple[str, ...], Tail] = field(default_factory=dict)
+    _curves: dict[tuple, LoadCurve] = field(default_factory=dict)
+
+    def names(self, counts: Counts) -> tuple[str, ...]:
+        return tuple(n for g, k in zip(self.groups, counts, strict=True) for n in g.names[:k])
+
+    def tail(self, names: tuple[str, ...]) -> Tail:
+        """The reduction over the named devices; nothing for one device."""
+        if names not in self._tails:
+            hops = ring(self.fleet, names)
+            seconds = {b: all_reduce_seconds(b, hops) for b in {x.num_bytes for x in self.buckets}}
+            self._tails[names] = tail(self.buckets if len(names) > 1 else (), seconds.__getitem__)
+        return self._tails[names]
+
+    def curve(self, group: int, over: Tail) -> LoadCurve:
+        load = self.loads[group]
+        key = (load.cost.kind, load.cap, over.still_to_come.tobytes())
+        if key not in self._curves:
+            self._curves[key] = load.curve(over)
+        return self._curves[key]
+
+    def split(self, counts: Counts, *, least: int = 0) -> Split | None:
+        """The best split over exactly these devices; None when they cannot hold the batch."""
+        used = [g for g, k in enumerate(counts) if k]
+        over = self.tail(self.names(counts))
+        curves = [self.curve(g, over) for g in used]
+        found = balance(
+            self.global_batch, [c.seconds for c in curves], [counts[g] for g in used], least=least
+        )
+        if found is None:
+            return None
+        samples: dict[str, int] = {}
+        micro_batches: dict[str, int] = {}
+        for g, curve, row in zip(used, curves, found[1], strict=True):
+            for name, n in zip(self.groups[g].names, sorted(row, reverse=True), strict=False):
+                if n:
+                    samples[name] = n
+                    micro_batches[name] = min(int(curve.micro_batches[n]), n)
+        if least == 0 and len(samples) < sum(counts):
+            return self.split(self.counts_of(samples))
+        return Split(step_s=found[0], samples=samples, micro_batches=micro_batches)
+
+    def counts_of(self, samples: dict[str, int]) -> Counts:
+        return tuple(sum(1 for n in g.names if samples.get(n)) for g in self.groups)
+
+    def fixed(self, samples: dict[str, int]) -> Split | None:
+        """Seconds of a given split (device → samples, all positive); None when it does not fit."""
+        over = self.tail(tuple(n for g in self.groups for n in g.names if samples.get(n)))
+        step_s, micro_batches = 0.0, {}
+        for g, group in enumerate(self.groups):
+            for name in group.names:
+                n = samples.get(name, 0)
+                if n:
+                    curve = self.curve(g, over)
+                    step_s = max(step_s, curve.seconds[n])
+                    micro_batches[name] = min(int(curve.micro_batches[n]), n)
+        if step_s == float("inf") or len(micro_batches) < len(samples):
+            return None
+        return Split(step_s=step_s, samples=samples, micro_batches=micro_batches)
+
+    def bound_s(self, counts: Counts) -> float:
+        """No split over these devices is faster: their compute alone, plus what no backward hides."""
+        used = [g for g, k in enumerate(counts) if k]
+        free = tail((), lambda _: 0.0)
+        curves = [self.curve(g, free).seconds for g in used]
+        found = balance(self.global_batch, curves, [counts[g] for g in used])
+        return float("inf") if found is None else found[0]
+
+
+def best_split(pool: Pool, allowed: Callable[[Counts], bool] = lambda _: True) -> tuple[Split | None, float]:
+    """(best split, seconds that no subset can beat). The two agree where every subset was covered."""
+    sizes = [len(g.names) for g in pool.groups]
+    number = 1
+    for size in sizes:
+        number *= size + 1
+    if number <= _FEW_SETS:
+        best = _of_all(pool, allowed, itertools.product(*(range(k, -1, -1) for k in sizes)))
+        return best, best.step_s if best else float("inf")
+    best = _improved(pool, allowed, sizes)
+    return best, min(pool.bound_s(tuple(sizes)), best.step_s if best else float("inf"))
+
+
+def _of_all(pool: Pool, allowed: Callable[[Counts], bool], sets: Iterator[Counts]) -> Split | None:
+    best: Split | None = None
+    for counts in sets:
+        if not any(counts) or not allowed(counts):
+            continue
+        if best is not None:
+            least = pool.tail(pool.names(counts)).least_s
+            if pool.bound_s(counts) + least >= best.step_s:
+                continue
+        found = pool.split(counts)
+        if found is not None and (best is None or found.step_s < best.step_s):
+            best = found
+    return best
+
+
+def _improved(pool: Pool, allowed: Callable[[Counts], bool], sizes: Sequence[int]) -> Split | None:
+    """From all devices, each group alone and each host alone, drop or add while that helps."""
+    starts = [tuple(sizes)]
+    starts += [tuple(k if i == g else 0 for i, k in enumerate(sizes)) for g in range(len(sizes))]
+    hosts = dict.fromkeys(g.names[0].partition("/")[0] for g in pool.groups)
+    for host in hosts:
+        inside = [g.names[0].partition("/")[0] == host for g in pool.groups]
+        starts.append(tuple(k if x else 0 for k, x in zip(sizes, inside, strict=True)))
+    starts += [tuple(1 if i == g else 0 for i in range(len(sizes))) for g in range(len(sizes))]
+    best, counts = None, tuple(sizes)
+    for start in starts:
+        found = pool.split(start) if allowed(start) else None
+        if found is not None and (best is None or found.step_s < best.step_s):
+            best, counts = found, pool.counts_of(found.samples)
+    moved = best is not None
+    while moved and best is not None:
+        moved = False
+        for g, size in enumerate(sizes):
+            for k in sorted({0, counts[g] // 2, counts[g] - 1, counts[g] + 1, size} - {counts[g]}):
+                other = (*counts[:g], k, *counts[g + 1 :])
+                if not 0 <= k <= size or not any(other) or not allowed(other):
+                    continue
+                found = pool.split(other)
+                if found is not None and found.step_s < best.step_s * (1 - 1e-9):
+                    best, counts, moved = found, pool.counts_of(found.samples), True
+    return best
