@@ -1,0 +1,116 @@
+"""The `evener` command: finds the verb, loads only its file, and turns errors into text and exit codes.
+
+Exit codes: 0 yes; 1 no (no plan fits, not exact); 2 wrong use or a broken environment; 130 interrupted.
+"""
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from evener import __version__
+from evener.errors import EvenerError, UsageError
+
+# One line each, so that `evener --help` imports no verb. evener/cli/<verb>.py has a function <verb>.
+VERBS = {
+    "probe": "Measure this host's devices and links: writes a fleet file.",
+    "profile": "Measure a model's layers on each kind of device: writes a profile file.",
+    "plan": "Find the best plan for a fleet and a profile, and say why.",
+    "simulate": "Play a plan without hardware: predicted times, device by device.",
+    "train": "Train a recipe on all devices, or rehearse another fleet here.",
+    "verify": "Show that the devices together compute what one device would.",
+}
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+def load(verb: str) -> Any:
+    """The command of `verb`, from its own file; nothing else is imported."""
+    app = typer.Typer(add_completion=False, context_settings=_SETTINGS)
+    app.command(verb)(getattr(import_module(f"evener.cli.{verb}"), verb))
+    return typer.main.get_command(app)
+
+
+class _Verbs(TyperGroup):
+    """Lists the verbs from the table and loads the one that is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name else command, rest
+
+
+app = typer.Typer(
+    cls=_Verbs,
+    context_settings=_SETTINGS,
+    help="Train one PyTorch model on unequal devices, with the result one device would give.",
+    epilog="Usual order: probe, profile, plan, train. With --json the last line of output is one object.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata  # a third of the start-up time, needed only here
+
+        python = ".".join(str(part) for part in sys.version_info[:3])
+        print(f"evener {__version__} (torch {metadata.version('torch')}, Python {python})")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the versions and stop."
+    ),
+) -> None:
+    pass
+
+
+def _register(verb: str, line: str) -> None:
+    @app.command(verb, help=line)
+    def placeholder() -> None:  # replaced by the verb's own function when it is called
+        pass
+
+
+for _verb, _line in VERBS.items():
+    _register(_verb, _line)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line `argv` (default: the process's own) and exit with its code."""
+    args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        code = typer.main.get_command(app)(args, prog_name="evener", standalone_mode=False)
+    except EvenerError as error:
+        code = _report(error, args)
+    except typer.TyperException as error:
+        code = _report_wrong_use(error, args)
+    except (typer.Abort, KeyboardInterrupt):
+        code = 130
+    except Exception as error:
+        traceback.print_exc()
+        what = f"unexpected {type(error).__name__}: {error}"
+        code = _report(EvenerError(what, remedy="report it with the traceback above and the command"), args)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report_wrong_use(error: typer.TyperException, args: list[str]) -> int:
+    """Errors of the argument parser, worded like ours."""
+    verb = next((a for a in args if a in VERBS), "")
+    return _report(UsageError(error.format_message(), remedy=" ".join(f"evener {verb} --help".split())), args)
+
+
+def _report(error: EvenerError, args: list[str]) -> int:
+    """Print the error for a person and, with --json, as one object for a program. Returns the exit code."""
+    print(error.render(), file=sys.stderr)
+    if "--json" in args:
+        parts = {"code": error.code, "what": error.what, "numbers": error.numbers, "remedy": error.remedy}
+        print(json.dumps({"error": parts}), flush=True)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    main()
