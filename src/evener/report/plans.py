@@ -1,0 +1,73 @@
+"""A plan as text: who does what, what it should take, and who is left out and why."""
+
+from evener.core.plan import Pipeline, Plan, Reduction, Stage
+from evener.report.tables import duration, percent, render, size, table
+
+
+def plan_text(plan: Plan) -> str:
+    """`plan` as text for a person; reasons and sentences of the plan appear verbatim."""
+    samples = plan.samples_by_device()
+    parts = [f"Plan: {plan.global_batch} samples a step on {len(plan.devices)} devices, {plan.schedule}"]
+    parts += [plan.why] if plan.why else []
+    parts += _prediction(plan)
+    header, rows = _rows(plan, samples)
+    sections = [render(*parts), render(table(header, rows, left=3 if "stage" in header else 1))]
+    if plan.reductions:
+        lines = [_reduction(number, x) for number, x in enumerate(plan.reductions, start=1)]
+        sections.append(render("Gradients are summed", *lines))
+    if plan.left_out:
+        sections.append(render("Left out", *(f"  {x.device}: {x.reason}" for x in plan.left_out)))
+    if plan.inexact:
+        sections.append(render("Not exact", *(f"  {sentence}" for sentence in plan.inexact)))
+    return "\n".join(sections)
+
+
+def _prediction(plan: Plan) -> list[str]:
+    told = plan.prediction
+    if told is None:
+        return ["no prediction: this plan was made by hand"]
+    return [
+        f"predicted step: {duration(told.step_s)} ({told.source}; between {duration(told.lower_s)} and "
+        f"{duration(told.upper_s)}), {plan.global_batch / told.step_s:.4g} samples/s"
+    ]
+
+
+def _rows(plan: Plan, samples: dict[str, int]) -> tuple[list[str], list[list[str]]]:
+    """One row for each device of each stage; the columns that the plan has nothing for are left out."""
+    solo = plan.prediction.solo_samples_per_s if plan.prediction else {}
+    memory = plan.prediction.memory_bytes if plan.prediction else {}
+    staged = any(len(p.stages) > 1 for p in plan.pipelines)
+    header = ["device", *(["stage", "layers"] if staged else []), "samples", "part", "micro-batches"]
+    header += (["alone, samples/s"] if solo else []) + (["memory"] if memory else [])
+    rows = []
+    for number, which, stage in plan.numbered_stages():
+        pipeline = plan.pipelines[which]
+        for share in stage.shares:
+            for name in share.devices:
+                row = [name, *([str(number), _span_of(stage)] if staged else [])]
+                row += [str(samples[name]), percent(samples[name] / plan.global_batch)]
+                row += [_micro_batches(pipeline, share.samples)]
+                row += [f"{solo[name]:.4g}" if name in solo else "unknown"] if solo else []
+                row += [size(memory[name]) if name in memory else "unknown"] if memory else []
+                rows.append(row)
+    return header, rows
+
+
+def _span_of(stage: Stage) -> str:
+    """First and last layer of a stage. Example: "embed .. blocks.3"."""
+    return stage.layers[0] if len(stage.layers) == 1 else f"{stage.layers[0]} .. {stage.layers[-1]}"
+
+
+def _micro_batches(pipeline: Pipeline, samples: int) -> str:
+    """Sizes of the micro-batches in words. Examples: "2 x 4 + 2"; "2 x 4 (3 of 4)" in a shared stage."""
+    full, rest = divmod(pipeline.samples, pipeline.micro_batch)
+    sizes = [f"{full} x {pipeline.micro_batch}"] if full else []
+    sizes += [str(rest)] if rest else []
+    shared = "" if samples == pipeline.micro_batch else f" ({samples} of {pipeline.micro_batch})"
+    return " + ".join(sizes) + shared
+
+
+def _reduction(number: int, reduction: Reduction) -> str:
+    compression = f", compressed by {reduction.compression}" if reduction.compression else ""
+    reason = f": {reduction.reason}" if reduction.reason else ""
+    return f"  {number}. {', '.join(reduction.devices)} over {reduction.transport}{compression}{reason}"
