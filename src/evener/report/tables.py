@@ -5,6 +5,7 @@ from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from evener.core.figures import Figure
 
@@ -12,12 +13,15 @@ _UNITS = ((10.0, 1.0, "s"), (1e-2, 1e3, "ms"), (0.0, 1e6, "µs"))
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Table:
-    """Aligned rows under `header`: the first `left` columns to the left, the others to the right."""
+    """Aligned rows under `header`: the first `left` columns to the left, the others to the right.
+
+    Cells are taken literally: a name with brackets is no markup.
+    """
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(header))
     for number, title in enumerate(header):
-        result.add_column(title, justify="left" if number < left else "right", no_wrap=True)
+        result.add_column(Text(title), justify="left" if number < left else "right", no_wrap=True)
     for row in rows:
-        result.add_row(*row)
+        result.add_row(*map(Text, row))
     return result
 
 
