@@ -1,5 +1,8 @@
 """Devices and links of a job, as `evener probe` measures them or a person writes them."""
 
+from collections import Counter
+from functools import cached_property
+
 from evener.core.figures import Curve, Figure, Value
 from evener.errors import UnknownNameError
 
@@ -58,16 +61,18 @@ class Link(Value, frozen=True, kw_only=True):
     """A path between two devices or hosts (`a` and `b`, either way round).
 
     Links that name the same `bus` share its rate. A link from a host to itself serves the pairs of
-    devices inside it that have no link of their own.
+    devices inside it that have no link of their own. `reduce_curve`, where measured, is what a round of a
+    ring all-reduce takes to pass bytes on and add them; a plain message (`curve`) does not add.
     """
 
     a: str
     b: str
     curve: Curve
+    reduce_curve: Curve | None = None
     bus: str | None = None
 
 
-class Fleet(Value, frozen=True, kw_only=True):
+class Fleet(Value, frozen=True, kw_only=True, dict=True):
     """All devices and links of a job; device names are unique and every link has known ends."""
 
     devices: tuple[Device, ...]
@@ -79,7 +84,7 @@ class Fleet(Value, frozen=True, kw_only=True):
         if not self.devices:
             raise ValueError("a fleet needs at least one device")
         names = [d.name for d in self.devices]
-        twice = sorted({n for n in names if names.count(n) > 1})
+        twice = sorted(n for n, times in Counter(names).items() if times > 1)
         if twice:
             raise ValueError(f"device names must be unique, twice: {', '.join(twice)}")
         ends = set(names) | {d.host for d in self.devices}
@@ -93,9 +98,8 @@ class Fleet(Value, frozen=True, kw_only=True):
 
     def device(self, name: str) -> Device:
         """The device called `name`; UnknownNameError lists the names there are."""
-        for device in self.devices:
-            if device.name == name:
-                return device
+        if name in self._by_name:
+            return self._by_name[name]
         raise UnknownNameError(
             f"no device {name!r} in the fleet",
             remedy=f"one of: {', '.join(d.name for d in self.devices)}",
@@ -103,9 +107,16 @@ class Fleet(Value, frozen=True, kw_only=True):
 
     def link(self, a: str, b: str) -> Link | None:
         """The link that serves devices `a` and `b`: their own, else that of their hosts, else None."""
-        by_ends = {frozenset((link.a, link.b)): link for link in reversed(self.links)}
         hosts = frozenset((self.device(a).host, self.device(b).host))
-        return by_ends.get(frozenset((a, b))) or by_ends.get(hosts)
+        return self._by_ends.get(frozenset((a, b))) or self._by_ends.get(hosts)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Device]:
+        return {d.name: d for d in self.devices}
+
+    @cached_property
+    def _by_ends(self) -> dict[frozenset[str], Link]:
+        return {frozenset((link.a, link.b)): link for link in reversed(self.links)}
 
     def only(self, names: tuple[str, ...]) -> "Fleet":
         """The same fleet with just the named devices, and the links whose ends remain."""

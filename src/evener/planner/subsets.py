@@ -6,8 +6,11 @@ step.
 """
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import mul
 
 from evener.core.collectives import all_reduce_seconds, ring
 from evener.core.fleet import Fleet
@@ -98,13 +101,22 @@ class Pool:
             return None
         return Split(step_s=step_s, samples=samples, micro_batches=micro_batches)
 
-    def bound_s(self, counts: Counts) -> float:
-        """No split over these devices is faster: their compute alone, plus what no backward hides."""
-        used = [g for g, k in enumerate(counts) if k]
+    @cached_property
+    def _unhindered(self) -> list[list[float]]:
+        """Seconds by samples of each group if the reduction cost nothing."""
         free = tail((), lambda _: 0.0)
-        curves = [self.curve(g, free).seconds for g in used]
+        return [self.curve(g, free).seconds for g in range(len(self.groups))]
+
+    def bound_s(self, counts: Counts) -> float:
+        """No split over these devices is faster: the reduction costs nothing."""
+        used = [g for g, k in enumerate(counts) if k]
+        curves = [self._unhindered[g] for g in used]
         found = balance(self.global_batch, curves, [counts[g] for g in used])
         return float("inf") if found is None else found[0]
+
+    def room(self, seconds: float) -> list[int]:
+        """Samples that a device of each group can take within `seconds` if the reduction cost nothing."""
+        return [bisect_right(curve, seconds) - 1 for curve in self._unhindered]
 
 
 def best_split(pool: Pool, allowed: Callable[[Counts], bool] = lambda _: True) -> tuple[Split | None, float]:
@@ -121,17 +133,22 @@ def best_split(pool: Pool, allowed: Callable[[Counts], bool] = lambda _: True) -
 
 
 def _of_all(pool: Pool, allowed: Callable[[Counts], bool], sets: Iterator[Counts]) -> Split | None:
+    """Every subset, but those whose devices cannot take the batch in less than the best time so far."""
     best: Split | None = None
-    for counts in sets:
+    room: list[int] = []
+    for counts in sorted(sets, key=sum):
         if not any(counts) or not allowed(counts):
             continue
         if best is not None:
-            least = pool.tail(pool.names(counts)).least_s
-            if pool.bound_s(counts) + least >= best.step_s:
+            if sum(map(mul, room, counts)) < pool.global_batch:
+                continue
+            in_time = pool.room(best.step_s - pool.tail(pool.names(counts)).least_s)
+            if sum(map(mul, in_time, counts)) < pool.global_batch:
                 continue
         found = pool.split(counts)
         if found is not None and (best is None or found.step_s < best.step_s):
             best = found
+            room = pool.room(best.step_s)
     return best
 
 
