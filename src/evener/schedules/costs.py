@@ -1,0 +1,122 @@
+"""The numbers that schedules and simulator work with: seconds and bytes of one plan, stage by stage."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from evener.core.figures import Curve
+from evener.core.routes import Routes
+from evener.errors import UnknownNameError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """How data gets from one device to another; without a curve it takes no time.
+
+    A message of n bytes holds the wire for `curve.seconds(n) - latency` and arrives one latency later; the
+    latency is the curve's first point. Messages of one device pair and direction go one after another;
+    pairs that name the same `bus` share its rate.
+    """
+
+    curve: Curve | None = None
+    bus: str | None = None
+
+    def occupied_s(self, num_bytes: float) -> float:
+        """Seconds the wire is taken. Example: line(1e-3, 1e9) and 1e6 bytes give 0.001."""
+        return self.curve.seconds(num_bytes) - self.latency_s if self.curve else 0.0
+
+    @property
+    def latency_s(self) -> float:
+        return self.curve.points[0][1] if self.curve else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """One sum of gradients over the devices that hold the same layers.
+
+    `holders` are (stage, device). `pieces` are (ready, seconds): a piece may start when every holder has done
+    the part `ready` of its stage's last backward action; 1.0 is its end. Example: ((0.5, 0.002), (1.0, 0.003)).
+    """
+
+    layers: tuple[str, ...]
+    holders: tuple[tuple[int, str], ...]
+    pieces: tuple[tuple[float, float], ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(device for _, device in self.holders))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of one device: its limit and what is there all the time. `saved` is per sample in flight, by stage."""
+
+    limit_bytes: float | None = None
+    fixed_bytes: float = 0.0
+    saved_bytes: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Seconds and bytes of one plan.
+
+    `compute_s` maps (stage, device, "F" | "B" | "I" | "W", samples) to seconds; without "I" and "W" a backward
+    cannot be split. `output_bytes` maps a stage to bytes per sample that it hands on; gradients are as large.
+    `input_s` maps (stage, device, samples) to seconds spent on getting a micro-batch ready before its forward.
+    `update_s` is the optimiser's time by device, `overhead_s` what else a device spends once a step, `agree_s`
+    the agreement on the step.
+    """
+
+    compute_s: Mapping[tuple[int, str, str, int], float]
+    output_bytes: Mapping[int, float] = field(default_factory=dict)
+    wires: Mapping[tuple[str, str], Wire] = field(default_factory=dict)
+    reductions: tuple[Reduction, ...] = ()
+    input_s: Mapping[tuple[int, str, int], float] = field(default_factory=dict)
+    update_s: Mapping[str, float] = field(default_factory=dict)
+    overhead_s: Mapping[str, float] = field(default_factory=dict)
+    agree_s: float = 0.0
+    memory: Mapping[str, Memory] = field(default_factory=dict)
+
+    def action_s(self, stage: int, device: str, kind: str, samples: int) -> float:
+        """Seconds of one compute action, input included; UnknownNameError names the entry that is missing."""
+        try:
+            seconds = self.compute_s[stage, device, kind, samples]
+            return seconds + self.input_s.get((stage, device, samples), 0.0) if kind == "F" else seconds
+        except KeyError:
+            raise UnknownNameError(
+                f"no seconds for {kind} of stage {stage} on {device} with {samples} samples",
+                remedy="a profile of that kind measured at that size",
+            ) from None
+
+    def wire(self, source: str, target: str) -> Wire:
+        """The wire from `source` to `target`; UnknownNameError when there is none."""
+        try:
+            return self.wires[source, target]
+        except KeyError:
+            raise UnknownNameError(
+                f"no link from {source} to {target}, and the plan sends between them",
+                remedy="a link between the two devices or their hosts in the fleet file",
+            ) from None
+
+    @property
+    def splits_backward(self) -> bool:
+        """True when backward can be run in its input and weight part."""
+        return any(key[2] == "I" for key in self.compute_s)
+
+
+def unit_costs(routes: Routes, *, forward_s: float = 1.0, backward_s: float = 2.0) -> Costs:
+    """Every stage takes the same time and data moves at once: the shape of a schedule without its numbers.
+
+    The default is the pictures' unit: F = 1, B = 2, I = 1, W = 1.
+    """
+    seconds = {"F": forward_s, "B": backward_s, "I": backward_s / 2, "W": backward_s / 2}
+    compute: dict[tuple[int, str, str, int], float] = {}
+    wires: dict[tuple[str, str], Wire] = {}
+    for device in routes.devices:
+        for stage, m in routes.work(device):
+            for kind, s in seconds.items():
+                compute[stage, device, kind, routes.samples(stage, device, m)] = s
+    for route in routes.stages:
+        for m in range(len(route.sizes)):
+            for piece in routes.forward_pieces(route.number, m) + routes.backward_pieces(route.number, m):
+                wires[piece.source, piece.target] = Wire()
+    return Costs(compute_s=compute, wires=wires)
