@@ -7,6 +7,7 @@ Every device ends a step with the same gradients, the same verdict and therefore
 """
 
 import math
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,12 +18,15 @@ from torch import nn
 
 from evener.core.actions import Action
 from evener.core.seams import Driver, Wire
+from evener.core.trace import Cause, Span
 from evener.errors import DataError, EvenerError, ModelError, PlanMismatchError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.buckets import GradientBuckets
 from evener.runtime.problem import Problem, shapes_of, to_device
 from evener.runtime.ranks import Ranks
 from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Share, Tally, Totals
+
+TRACED_ACTIONS = 4096  # the newest ones; older ones are in the records as seconds by cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +79,7 @@ class Executor:
             if settings.loss_scale
             else None
         )
+        self.spans: deque[Span] = deque(maxlen=TRACED_ACTIONS)
         self._seconds_before: dict[str, float] = {}
         self._began: float | None = None
 
@@ -146,15 +151,26 @@ class _Step:
         elif action.type == "STEP":
             before = self.driver.now()
             self.driver.run("STEP", self._apply, signature=(self.verdict and self.verdict.do,))
-            self._spent("optimizer", before)
+            self._spent("STEP", "optimizer", before)
         else:
             raise PlanMismatchError(
                 f"{self.ex._ranks.here} cannot run the action {action}",
                 remedy="a plan whose pipelines have one stage each",
             )
 
-    def _spent(self, cause: str, since: float) -> None:
-        self.seconds[cause] = self.seconds.get(cause, 0.0) + self.driver.now() - since
+    def _spent(self, action: str, cause: Cause, since: float, until: float | None = None) -> None:
+        end = self.driver.now() if until is None else until
+        self.seconds[cause] = self.seconds.get(cause, 0.0) + end - since
+        self.ex.spans.append(
+            Span(
+                device=self.ex._ranks.here,
+                action=action,
+                start_s=since,
+                end_s=end,
+                cause=cause,
+                step=self.number,
+            )
+        )
 
     def _fetch(self, fetch: Callable[[], Any]) -> Any:
         before = self.driver.now()
@@ -168,7 +184,7 @@ class _Step:
                 numbers=f"step {self.number}",
                 remedy="try dataset[i] for the samples of that step in a plain loop",
             ) from e
-        self._spent("input", before)
+        self._spent("INPUT", "input", before)
         return batch
 
     def _forward(self, action: Action, batch: Any) -> None:
@@ -232,7 +248,7 @@ class _Step:
             self.share.health = OUT_OF_MEMORY
             self.forwarded.clear()
             result = None
-        self._spent("compute", before)
+        self._spent(action, "compute", before)
         return result
 
     def _reduce(self) -> None:
@@ -249,11 +265,11 @@ class _Step:
         underway = self.ex._tally.launch(self.number, self.share)
         buckets.wait()
         self.totals = underway.wait()
-        self._spent("reduce", launched)
+        done = self.driver.now()
         longest = max(self.totals.computed_s.values())
-        waited = min(longest - self.totals.computed_s[here], self.seconds["reduce"])
-        self.seconds["wait"] = waited
-        self.seconds["reduce"] -= waited
+        waited = min(longest - self.totals.computed_s[here], done - launched)
+        self._spent("0REDUCE_GRAD", "wait", launched, launched + waited)
+        self._spent("0REDUCE_GRAD", "reduce", launched + waited, done)
         self.verdict = judge(self.totals.health, on_non_finite=self.ex.settings.on_non_finite)
 
     def _apply(self) -> None:

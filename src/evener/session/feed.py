@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -19,7 +20,8 @@ class _ShareIndices:
         self._seen, self._seed = samples_seen, seed
 
     def __iter__(self) -> Iterator[list[int]]:
-        size, seen, epoch, order = len(self._recipe.dataset), self._seen, -1, None
+        size, seen, epoch = len(self._recipe.dataset), self._seen, -1
+        order = np.arange(0)
         while True:
             batch = global_batch_at(seen, size, self._plan.global_batch)
             if batch.epoch != epoch:

@@ -31,7 +31,7 @@ class Failure(Value, frozen=True, kw_only=True):
 
     def as_error(self) -> EvenerError:
         """The same as an error of the right class."""
-        kinds = [EvenerError, *EvenerError.__subclasses__()]
+        kinds: list[type[EvenerError]] = [EvenerError, *EvenerError.__subclasses__()]
         kind = next((k for k in kinds if k.code == self.code), EvenerError)
         return kind(self.what, numbers=self.numbers, remedy=self.remedy)
 
@@ -43,7 +43,7 @@ class Meeting:
         self.store, self.rank, self.world_size = store, rank, world_size
 
     def put(self, key: str, value: object) -> None:
-        self.store.set(key, encode(value))
+        self.store.set(key, encode(value))  # type: ignore[arg-type]  # bytes are taken
 
     def get(self, key: str, shape: type[T], timeout: timedelta = GROUP_TIMEOUT) -> T:
         """The value another process put under `key`; waits for it, and no longer than the job lives."""
@@ -67,6 +67,16 @@ class Meeting:
     def first_failure(self) -> Failure | None:
         """The failure told first, if any."""
         return read_failure(self.store)
+
+    def wait_for_failure(self, seconds: float = 2.0) -> Failure | None:
+        """The failure told first; the device that failed may need a moment to tell."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            failure = self.first_failure()
+            if failure:
+                return failure
+            time.sleep(0.02)
+        return None
 
     def join_group(self, members: tuple[int, ...], generation: int, backend: str) -> None:
         """Form the group of `members` (ranks of the whole job), of which this process is one."""

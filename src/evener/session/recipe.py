@@ -2,8 +2,8 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +99,34 @@ class Recipe:
         return None if self.precision == "float32" else getattr(torch, self.precision)
 
 
+def in_dtype(recipe: Recipe, dtype: torch.dtype) -> Recipe:
+    """The same recipe with the model and all floating tensors of its batches in `dtype`."""
+    recipe.model.to(dtype)
+    base = recipe.collate_fn
+    return replace(recipe, collate=lambda samples: _cast(base(samples), dtype))
+
+
+def _cast(batch: Any, dtype: torch.dtype) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(dtype) if batch.is_floating_point() else batch
+    if isinstance(batch, Mapping):
+        return {k: _cast(v, dtype) for k, v in batch.items()}
+    if isinstance(batch, list | tuple):
+        return tuple(_cast(v, dtype) for v in batch)
+    return batch
+
+
+def without_dropout(recipe: Recipe) -> Recipe:
+    """The recipe with every dropout probability at 0, for comparisons only."""
+    for module in recipe.model.modules():
+        for name in ("p", "dropout"):
+            if isinstance(getattr(module, name, None), float) and (
+                name == "dropout" or "Dropout" in type(module).__name__
+            ):
+                setattr(module, name, 0.0)
+    return recipe
+
+
 def load_recipe(script: str | Path, seed: int) -> Recipe:
     """The recipe that `script` defines: its function `recipe()` is called after seeding torch with `seed`.
 
@@ -118,7 +146,7 @@ def load_recipe(script: str | Path, seed: int) -> Recipe:
         if not callable(getattr(module, "recipe", None)):
             raise UsageError(
                 f"{path} has no function recipe()",
-                remedy="def recipe(): return ev.Recipe(model=…, dataset=…, loss=…, optimizer=…, global_batch=…)",
+                remedy="def recipe(): return ev.Recipe(model=…, dataset=…, loss=…, …)",
             )
         torch.manual_seed(seed)
         made = module.recipe()

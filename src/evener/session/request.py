@@ -13,8 +13,8 @@ from evener.core.profile import Profile
 class Request(Value, frozen=True, kw_only=True):
     """A training run: what to train, how long, on which devices and where its files go.
 
-    `fleet` has one device per process, in order. `dtype` overrides the model's dtype (for `verify`);
-    `keep` names what is written to the run folder beside the report ("gradient", "parameters").
+    `fleet` has one device per process, in order. For `verify`, `dtype` overrides the
+    model's dtype, `keep_gradient` writes the first gradient to the run folder, and dropout can be off.
     """
 
     fleet: Fleet
@@ -33,7 +33,8 @@ class Request(Value, frozen=True, kw_only=True):
     seed: int = 0
     evaluate: bool = True
     dtype: Literal["float32", "float64"] | None = None
-    keep: tuple[str, ...] = ()
+    keep_gradient: bool = False
+    dropout: bool = True
     quiet: bool = False
 
 

@@ -1,0 +1,81 @@
+"""`evener train`: one process per device, one model, one report."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def train(
+    script: Annotated[Path, typer.Argument(help="Python file with a function recipe() → ev.Recipe.")],
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps to take.")] = None,
+    epochs: Annotated[float | None, typer.Option(min=0, help="Passes over the data (default 1).")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Global batch, samples a step.")] = None,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples at once on a device (default: the planner's choice)."),
+    ] = None,
+    batch_per_device: Annotated[
+        str | None, typer.Option(help="Your own split: 2,2,2,15 in the fleet's order, or name=2,….")
+    ] = None,
+    even: Annotated[bool, typer.Option("--even", help="The same share for every device.")] = False,
+    keep_all: Annotated[bool, typer.Option("--keep-all", help="Leave no device out.")] = False,
+    plan: Annotated[Path | None, typer.Option(help="A plan file from evener plan.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="A profile file; without it the run measures.")] = None,
+    fleet: Annotated[Path | None, typer.Option(help="A fleet file of this host's devices.")] = None,
+    rehearse: Annotated[
+        Path | None, typer.Option(help="A fleet file to rehearse here: one paced process per device.")
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="Only these: cuda:1,cuda:3 here, or names of the fleet file.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights, order and noise.")] = 0,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run's files (default runs/…).")] = None,
+    no_heldout: Annotated[bool, typer.Option("--no-heldout", help="Skip the held-out loss.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No live view and no report text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Last line of output: one JSON object.")] = False,
+) -> None:
+    """Train a recipe on all devices of this host, or rehearse another fleet here.
+
+    Measures the devices and the model unless --profile or --plan is given, plans uneven shares, trains,
+    and reports where every second went. Under torchrun it joins that job instead of starting processes.
+    """
+    from evener.errors import UsageError
+    from evener.session.ask import fleet_of, request_for, split_of
+    from evener.session.run import run
+
+    if steps is not None and epochs is not None:
+        raise UsageError("--steps and --epochs exclude each other", remedy="give one of them")
+    if even and batch_per_device:
+        raise UsageError("--even and --batch-per-device exclude each other", remedy="give one of them")
+    world_size = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
+    chosen = fleet_of(fleet, rehearse, devices, world_size)
+    split = split_of(batch_per_device, chosen)
+    request = request_for(
+        script,
+        fleet=chosen,
+        rehearse=rehearse is not None,
+        plan=plan,
+        profile=profile,
+        run_dir=run_dir,
+        steps=steps,
+        epochs=epochs,
+        global_batch=batch or (sum(split.values()) if split else None),
+        micro_batch=micro_batch,
+        batch_per_device=split,
+        even=even,
+        keep_all=keep_all,
+        seed=seed,
+        evaluate=not no_heldout,
+        quiet=quiet,
+    )
+    outcome = run(request)
+    if as_json and outcome is not None:
+        print_json(outcome.as_json())
+
+
+def print_json(value: Any) -> None:
+    """One object on the last line of standard output."""
+    print(json.dumps(value), flush=True)

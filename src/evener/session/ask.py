@@ -1,0 +1,127 @@
+"""From what a person says (files, names, numbers) to a Request."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from evener.core.files import read
+from evener.core.fleet import Device, Fleet
+from evener.core.plan import Plan
+from evener.core.profile import Profile
+from evener.errors import UsageError
+from evener.session.request import Request, new_run_dir
+
+
+def fleet_here(devices: str | None, world_size: int | None = None) -> Fleet:
+    """The devices of this host that a job uses, one process each.
+
+    `devices` names torch devices ("cuda:1,cuda:3", "cpu,cpu"); without it: all accelerators, or the CPU where
+    there is none. `world_size` (under torchrun) takes the first so many; a host without accelerators
+    then has so many CPU processes, which share its threads.
+    """
+    from evener.probing import devices_here, host_name
+
+    present = devices_here(host_name())
+    accelerators = [d for d in present if d.type != "cpu"]
+    (cpu,) = (d for d in present if d.type == "cpu")
+    if devices:
+        chosen = [_named(word.strip(), present) for word in devices.split(",") if word.strip()]
+    elif accelerators:
+        chosen = accelerators if world_size is None else [*accelerators, cpu][:world_size]
+    else:
+        chosen = [cpu] * (world_size or 1)
+    if world_size is not None and len(chosen) != world_size:
+        raise UsageError(
+            f"{world_size} processes were started for {len(chosen)} devices",
+            numbers=f"devices: {', '.join(d.name for d in chosen)}",
+            remedy=f"--nproc-per-node {len(chosen)}",
+        )
+    return Fleet(devices=_distinct(chosen))
+
+
+def _named(word: str, present: tuple[Device, ...]) -> Device:
+    for device in present:
+        torch_name = device.type if device.index is None else f"{device.type}:{device.index}"
+        if word in (torch_name, device.name):
+            return device
+    names = ", ".join(d.type if d.index is None else f"{d.type}:{d.index}" for d in present)
+    raise UsageError(f"this host has no device {word!r}", remedy=f"one of: {names}")
+
+
+def _distinct(devices: list[Device]) -> tuple[Device, ...]:
+    """A CPU named several times becomes so many devices with their part of the threads each."""
+    from msgspec.structs import replace
+
+    result: list[Device] = []
+    for device in devices:
+        again = devices.count(device)
+        if again == 1:
+            result.append(device)
+            continue
+        if device.type != "cpu":
+            raise UsageError(f"{device.name} is named {again} times", remedy="name each accelerator once")
+        threads = max(1, (device.threads or 1) // again)
+        kind = f"{device.kind.partition(' (')[0]} ({threads} thread{'s' if threads > 1 else ''})"
+        result.append(replace(device, name=f"{device.name}{len(result)}", threads=threads, kind=kind))
+    return tuple(result)
+
+
+def fleet_of(fleet: Path | None, rehearse: Path | None, devices: str | None, world_size: int | None) -> Fleet:
+    """The fleet of a run: of a file, cut down to the named devices, or what this host has."""
+    if fleet and rehearse:
+        raise UsageError("--fleet and --rehearse exclude each other", remedy="give one of them")
+    path = fleet or rehearse
+    if path is None:
+        return fleet_here(devices, world_size)
+    whole = read(path, Fleet)
+    if not devices:
+        return whole
+    wanted = tuple(w.strip() for w in devices.split(",") if w.strip())
+    return whole.only(wanted)
+
+
+def split_of(text: str | None, fleet: Fleet) -> dict[str, int] | None:
+    """Samples by device from "2,2,2,15" (in the fleet's order) or "lab1/a=2,lab1/b=15"."""
+    if not text:
+        return None
+    words = [w.strip() for w in text.split(",") if w.strip()]
+    pairs = [w.split("=") if "=" in w else (None, w) for w in words]
+    try:
+        if all(len(p) == 2 and p[0] is None for p in pairs):
+            if len(pairs) != len(fleet.devices):
+                raise UsageError(
+                    f"--batch-per-device has {len(pairs)} numbers for {len(fleet.devices)} devices",
+                    numbers=f"devices: {', '.join(d.name for d in fleet.devices)}",
+                    remedy="one number a device, 0 to leave one out, or name=number",
+                )
+            return {d.name: int(n) for d, (_, n) in zip(fleet.devices, pairs, strict=True)}
+        return {fleet.device(str(name)).name: int(n) for name, n in pairs}
+    except ValueError as e:
+        raise UsageError(f"--batch-per-device {text!r}: {e}", remedy="2,2,2,15 or lab1/a=2,lab1/b=15") from e
+
+
+def request_for(
+    script: Path,
+    *,
+    fleet: Fleet,
+    rehearse: bool,
+    plan: Path | None = None,
+    profile: Path | None = None,
+    run_dir: Path | None = None,
+    **wishes: Any,
+) -> Request:
+    """The request for a run of `script`; its new run folder exists when this returns."""
+    if not script.is_file():
+        raise UsageError(f"no script {script}", remedy="the path of a Python file with a function recipe()")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = str(run_dir) if run_dir else new_run_dir(script.stem, stamp)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return Request(
+        script=str(script.resolve()),
+        fleet=fleet,
+        rehearse=rehearse,
+        plan=read(plan, Plan) if plan else None,
+        profile=read(profile, Profile) if profile else None,
+        run_dir=folder,
+        **wishes,
+    )

@@ -1,0 +1,148 @@
+"""The leading process's record of a run: files while it goes on, one report at the end."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from evener.core.figures import Value
+from evener.core.files import encode, write, write_bytes
+from evener.core.fleet import Fleet
+from evener.core.plan import Plan
+from evener.core.records import StepRecord
+from evener.core.trace import Span, Trace
+from evener.rehearsal.verdict import Lateness, verdict
+from evener.report.accounting import account, predicted_solo
+from evener.report.chrome import chrome_trace
+from evener.report.live import LiveView
+from evener.report.metrics import MetricsWriter
+from evener.report.results import Evaluation, RunReport
+from evener.report.steps import typical_step
+from evener.report.text import report_text
+from evener.session.recipe import Recipe
+from evener.session.request import Request
+
+WARMUP_STEPS = 3
+
+
+class Outcome(Value, frozen=True, kw_only=True):
+    """What a run leaves: its report, its plan, its decisions, and whether a rehearsal's timings hold."""
+
+    report: RunReport | None
+    plan: Plan
+    run_dir: str
+    decisions: tuple[str, ...] = ()
+    heldout_first: float | None = None
+    figures: dict[str, float] = {}
+    timings_hold: bool = True
+    rehearsal: str = ""
+    parameters_agree: bool = True
+    checksum: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """One flat object: the report's fields and these."""
+        own = msgspec.to_builtins(self)
+        return (own.pop("report") or {}) | own
+
+
+class Journal:
+    """Writes plan, metrics and trace of a run and shows it live; on a following process it does nothing."""
+
+    def __init__(
+        self, request: Request, recipe: Recipe, plan: Plan, *, leads: bool, total_samples: int
+    ) -> None:
+        self.recipe, self.plan, self.leads = recipe, plan, leads
+        self.folder, self._quiet = Path(request.run_dir), request.quiet
+        self._total_steps = -(-total_samples // plan.global_batch)
+        self._records: list[StepRecord] = []
+        self._metrics: MetricsWriter | None = None
+        self._live: LiveView | None = None
+        self.heldout_first: float | None = None
+        self.heldout_last: float | None = None
+
+    def __enter__(self) -> "Journal":
+        if self.leads:
+            write(self.folder / "plan.json", self.plan)
+            self._metrics = MetricsWriter(self.folder / "metrics.jsonl")
+            if not self._quiet:
+                self._live = LiveView(self.plan, self._total_steps, time.monotonic, Console(file=sys.stderr))
+                self._live.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self._live:
+            self._live.__exit__(*exc)
+        if self._metrics:
+            self._metrics.close()
+
+    def add(self, record: StepRecord) -> None:
+        """Take in one step's record."""
+        if self._metrics:
+            self._records.append(record)
+            self._metrics.append(record)
+        if self._live:
+            self._live.update(record)
+
+    def conclude(
+        self,
+        plan: Plan,
+        spans: list[Span],
+        decisions: list[str],
+        lateness: list[Lateness],
+        checksums: dict[str, str],
+    ) -> Outcome:
+        """The outcome of the run, written to the run folder and returned. `plan` is the last one in force."""
+        first = min((s.start_s for s in spans), default=0.0)
+        moved = tuple(
+            msgspec.structs.replace(s, start_s=s.start_s - first, end_s=s.end_s - first) for s in spans
+        )
+        trace = Trace(source="measured", spans=moved, steps=len({s.step for s in spans}))
+        write_bytes(self.folder / "trace.json", chrome_trace(trace))
+        held, sentence = verdict(lateness) if lateness else (True, "")
+        report = self._report(plan)
+        outcome = Outcome(
+            report=report,
+            plan=plan,
+            run_dir=str(self.folder),
+            decisions=tuple(decisions),
+            heldout_first=self.heldout_first,
+            figures=self.recipe.figures,
+            timings_hold=held,
+            rehearsal=sentence,
+            parameters_agree=len(set(checksums.values())) == 1,
+            checksum=next(iter(checksums.values())),
+        )
+        write(self.folder / "report.json", outcome.as_json())
+        if not self._quiet:
+            print(self._text(outcome), file=sys.stderr)
+        return outcome
+
+    def _report(self, plan: Plan) -> RunReport | None:
+        if plan.prediction is None or not plan.prediction.solo_samples_per_s:
+            return None
+        typical = typical_step(self._records, global_batch=plan.global_batch, warmup_steps=WARMUP_STEPS)
+        evaluation = None
+        if self.heldout_last is not None:
+            evaluation = Evaluation(heldout_loss=self.heldout_last, references=self.recipe.figures)
+        return account(typical, plan, predicted_solo(plan), evaluation=evaluation)
+
+    def _text(self, outcome: Outcome) -> str:
+        lines = [*outcome.decisions]
+        if outcome.report:
+            lines.append(report_text(outcome.report, outcome.plan))
+        else:
+            lines.append("the plan carries no prediction, so efficiency is unknown: make it with evener plan")
+        if outcome.rehearsal:
+            lines.append(f"rehearsal: {outcome.rehearsal}")
+        if not outcome.parameters_agree:
+            lines.append("WARNING: the devices ended with different parameters")
+        lines.append(f"files: {self.folder}")
+        return "\n".join(lines)
+
+
+def write_fleet(folder: str, fleet: Fleet) -> None:
+    """Put the fleet of the run beside its plan."""
+    write_bytes(Path(folder) / "fleet.json", encode(fleet))

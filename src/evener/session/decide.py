@@ -1,0 +1,92 @@
+"""The one place where a run asks the planner: what was asked and measured becomes a plan, or a no."""
+
+import msgspec
+
+from evener import planner
+from evener.core.fleet import Fleet
+from evener.core.job import Job
+from evener.core.order import global_batch_at
+from evener.core.plan import Plan
+from evener.core.profile import Profile
+from evener.core.split import apportion
+from evener.errors import PlanMismatchError, UsageError
+from evener.session.recipe import Recipe
+from evener.session.request import Request
+
+BATCH_NORM = (
+    "BatchNorm: each micro-batch is normalised by its own statistics, as with gradient accumulation on one "
+    "device; running statistics are averaged over devices, weighted by samples, before evaluation and saving"
+)
+DROPOUT = "dropout: every device draws its own masks, so results depend on the split as they do on the seed"
+
+
+def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile) -> Plan:
+    """The planner's plan for this run, with everything that is not exact named in it."""
+    given = request.batch_per_device
+    if request.even:
+        names = [d.name for d in fleet.devices]
+        given = dict(zip(names, apportion(recipe.global_batch, [1.0] * len(names)), strict=True))
+    try:
+        job = Job(
+            global_batch=recipe.global_batch,
+            micro_batch=request.micro_batch,
+            batch_per_device=given,
+            keep_all=request.keep_all,
+        )
+    except ValueError as e:
+        raise UsageError(str(e), remedy="a split that names devices of the fleet and sums to --batch") from e
+    plan = planner.plan(fleet, profile, job).plan
+    return msgspec.structs.replace(plan, inexact=plan.inexact + inexact_parts(recipe))
+
+
+def inexact_parts(recipe: Recipe) -> tuple[str, ...]:
+    """Sentences on what the model holds whose result depends on how a batch is split."""
+    kinds = {type(m).__name__ for m in recipe.model.modules()}
+    found = []
+    if any(k.startswith(("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")) for k in kinds):
+        found.append(BATCH_NORM)
+    if any(getattr(m, "p", 0) and "Dropout" in type(m).__name__ for m in recipe.model.modules()) or any(
+        getattr(m, "dropout", 0.0) and isinstance(m.dropout, float) for m in recipe.model.modules()
+    ):
+        found.append(DROPOUT)
+    if recipe.precision != "float32":
+        found.append(f"mixed precision: matrix products in {recipe.precision}")
+    return tuple(found)
+
+
+def check_plan(plan: Plan, fleet: Fleet, recipe: Recipe) -> None:
+    """Raise PlanMismatchError unless `plan` can run this recipe on this fleet."""
+    here = [d.name for d in fleet.devices]
+    missing = [name for name in plan.devices if name not in here]
+    if missing:
+        raise PlanMismatchError(
+            f"the plan uses {', '.join(missing)}, which this job does not have",
+            numbers=f"devices here: {', '.join(here)}",
+            remedy="evener plan for these devices, or the plan's own fleet",
+        )
+    if plan.global_batch != recipe.global_batch:
+        raise PlanMismatchError(
+            f"the plan is for a global batch of {plan.global_batch}, the recipe asks for "
+            f"{recipe.global_batch}",
+            remedy="--batch with the plan's number, or a new plan",
+        )
+    if not plan.is_data_parallel:
+        raise PlanMismatchError(
+            "the plan cuts the model into stages, which cannot be run yet",
+            numbers=f"{max(len(p.stages) for p in plan.pipelines)} stages in one pipeline",
+            remedy="a plan whose pipelines are one stage on one device each",
+        )
+
+
+def samples_to_train(request: Request, dataset_size: int, global_batch: int) -> int:
+    """Samples after which the run ends: so many steps, so many epochs, or one epoch.
+
+    Example: 3 steps of 4 over 10 samples end after 10: the third batch holds the epoch's last 2.
+    """
+    if request.steps is None:
+        return max(1, round((request.epochs or 1) * dataset_size))
+    whole = -(-dataset_size // global_batch)  # steps of an epoch
+    seen = request.steps // whole * dataset_size
+    for _ in range(request.steps % whole):
+        seen += global_batch_at(seen, dataset_size, global_batch).samples
+    return seen

@@ -1,0 +1,133 @@
+"""`verify`: the same steps on the fleet and in a plain loop on one device, and how far apart they end."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from evener.core.figures import Value
+from evener.core.order import GlobalBatch, micro_batches_of
+from evener.core.plan import Plan
+from evener.session.decide import inexact_parts
+from evener.session.keep import GRADIENT_FILE, PARAMETER_FILE
+from evener.session.recipe import in_dtype, load_recipe, without_dropout
+from evener.session.reference import PlainLoop
+from evener.session.request import Request
+from evener.session.run import run
+
+FLOAT32_BOUND, FLOAT64_BOUND, PARAMETER_BOUND = 1e-6, 1e-12, 1e-10
+
+
+class Exactness(Value, frozen=True, kw_only=True):
+    """How far the fleet's steps are from one device's: ‖a - b‖ / ‖b‖ over all parameters together."""
+
+    exact: bool
+    gradient_error: float
+    gradient_error_float64: float
+    parameter_error_float64: float
+    steps: int
+    plan: Plan
+    notes: tuple[str, ...] = ()
+
+
+def verify(request: Request) -> Exactness | None:
+    """Run `request.steps` steps on the fleet, in float32 and float64, and compare with one device.
+
+    Dropout is switched off for the comparison, on both sides, and the notes say so. Exact means: gradient
+    within 1e-6 in float32 and 1e-12 in float64, parameters within 1e-10 in float64.
+    """
+    steps = request.steps or 5
+    errors: dict[str, tuple[float, float]] = {}
+    plan = request.plan
+    notes: tuple[str, ...] = ()
+    for dtype in ("float32", "float64"):
+        folder = Path(request.run_dir) / dtype
+        folder.mkdir(parents=True, exist_ok=True)
+        asked = msgspec.structs.replace(
+            request,
+            steps=steps,
+            dtype=dtype,
+            plan=plan,
+            run_dir=str(folder),
+            keep_gradient=True,
+            dropout=False,
+            evaluate=False,
+        )
+        outcome = run(asked)
+        if outcome is None:
+            return None
+        plan = outcome.plan
+        loop, model, notes = _reference(asked, plan, steps)
+        gradient = _distance(load_file(folder / GRADIENT_FILE), loop.first_gradient)
+        tensors = load_file(folder / PARAMETER_FILE)
+        own = {n: p.detach().cpu() for n, p in model.named_parameters()}
+        errors[dtype] = gradient, _distance({n: tensors[n] for n in own}, own)
+    assert plan is not None
+    return Exactness(
+        exact=errors["float32"][0] <= FLOAT32_BOUND
+        and errors["float64"][0] <= FLOAT64_BOUND
+        and errors["float64"][1] <= PARAMETER_BOUND,
+        gradient_error=errors["float32"][0],
+        gradient_error_float64=errors["float64"][0],
+        parameter_error_float64=errors["float64"][1],
+        steps=steps,
+        plan=plan,
+        notes=notes,
+    )
+
+
+def _reference(request: Request, plan: Plan, steps: int) -> tuple[PlainLoop, nn.Module, tuple[str, ...]]:
+    recipe = load_recipe(request.script, request.seed)
+    notes = inexact_parts(recipe)
+    recipe = in_dtype(without_dropout(recipe), getattr(torch, request.dtype or "float32"))
+    if request.global_batch:
+        recipe = dataclasses.replace(recipe, global_batch=request.global_batch)
+    model = recipe.model.train()
+    optimizer = recipe.optimizer([p for p in model.parameters() if p.requires_grad])
+    mean = recipe.problem.reduction == "mean"
+
+    def loss_and_weight(batch: Any, size: int) -> tuple[torch.Tensor, float]:
+        args, kwargs, target = recipe.problem.inputs(batch)
+        weight = float(size if recipe.weight is None else recipe.weight(batch))
+        result = recipe.loss(model(*args, **kwargs), target)
+        loss = result[0] if isinstance(result, tuple) else result
+        return (loss * weight if mean else loss), weight
+
+    has_batch_norm = any("BatchNorm" in type(m).__name__ for m in model.modules())
+
+    def sizes_of(samples: int) -> tuple[int, ...]:
+        if not has_batch_norm:
+            return (samples,)
+        batch = GlobalBatch(epoch=0, start=0, stop=samples)
+        ranges = [r for i in range(len(plan.pipelines)) for r in micro_batches_of(plan, i, batch)]
+        return tuple(stop - start for start, stop in ranges)
+
+    loop = PlainLoop(model, optimizer, loss_and_weight, recipe.max_norm)
+    loop.run(
+        lambda chosen: recipe.collate_fn([recipe.dataset[i] for i in chosen]),
+        len(recipe.dataset),
+        recipe.global_batch,
+        steps,
+        seed=request.seed,
+        shuffle=recipe.shuffle,
+        sizes_of=sizes_of,
+        rate_at=recipe.schedule,
+    )
+    return loop, model, notes
+
+
+def _distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """‖ours - theirs‖ / ‖theirs‖; a tensor that only one side has counts in full."""
+    square = norm = 0.0
+    for name in ours.keys() | theirs.keys():
+        a, b = ours.get(name), theirs.get(name)
+        if b is not None:
+            norm += float(b.double().square().sum())
+        difference = a.double() - b.double() if a is not None and b is not None else (a if b is None else b)
+        assert difference is not None
+        square += float(difference.double().square().sum())
+    return (square / norm) ** 0.5 if norm else square**0.5

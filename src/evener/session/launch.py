@@ -1,0 +1,121 @@
+"""Starts one process per device on this host, watches them, and ends them all when one fails.
+
+The parent hosts the store in which the processes meet; children come from a forkserver that has torch loaded.
+"""
+
+import multiprocessing as mp
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+
+import torch.distributed as dist
+
+from evener.core.files import decode, encode
+from evener.errors import EvenerError, PeerLostError
+from evener.session.conclude import Outcome
+from evener.session.meeting import open_meeting, read_failure
+from evener.session.request import Request
+
+GRACE_S = 3.0  # for the others to tell why, after one process has ended in failure
+OUTCOME_KEY = "outcome"
+
+
+def launch(request: Request) -> Outcome:
+    """Run `request` in one new process per device of its fleet; the outcome of the leading one.
+
+    Raises the first failure of any process, naming the device; no process is left behind.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["evener.session.worker"])
+    lifeline, parent_end = context.Pipe(duplex=False)
+    processes = []
+    try:
+        for number, device in enumerate(request.fleet.devices):
+            environment = {
+                "RANK": str(number),
+                "LOCAL_RANK": str(number),
+                "WORLD_SIZE": str(len(request.fleet.devices)),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is ours; children join it as clients
+            }
+            process = context.Process(
+                target=_child, args=(encode(request), environment, lifeline), name=device.name
+            )
+            process.start()
+            processes.append(process)
+        _watch(processes, store)
+        store.wait([OUTCOME_KEY], timedelta(seconds=GRACE_S))
+        return decode(store.get(OUTCOME_KEY), Outcome, "the run's outcome")
+    finally:
+        _end(processes)
+        parent_end.close()
+
+
+def _child(request_json: bytes, environment: dict[str, str], lifeline: Connection) -> None:
+    """The main function of a device's process."""
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends us
+    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
+    from evener.session.worker import guarded_work
+
+    request = decode(request_json, Request, "the request")
+    meeting = open_meeting()
+    try:
+        outcome = guarded_work(request, meeting)
+    except EvenerError as e:
+        os._exit(e.exit_code)  # told to the store; loader workers and Gloo threads need no goodbye
+    if outcome is not None:
+        meeting.put(OUTCOME_KEY, outcome)
+
+
+def _end_with_parent(lifeline: Connection) -> None:
+    try:
+        lifeline.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(2)
+
+
+def _watch(processes: list, store: dist.Store) -> None:
+    """Return when all ended well; raise as soon as the first failure is known."""
+    running = {p.sentinel: p for p in processes}
+    while running:
+        for sentinel in wait(list(running)):
+            process = running.pop(sentinel)
+            process.join()
+            if process.exitcode:
+                raise _why(process, store)
+
+
+def _why(process, store: dist.Store) -> EvenerError:
+    """The failure told first; a process that said nothing was ended from outside."""
+    code = process.exitcode
+    killed = code < 0
+    end = time.monotonic() + (0.2 if killed else GRACE_S)
+    while time.monotonic() < end:
+        failure = read_failure(store)
+        if failure:
+            return failure.as_error()
+        time.sleep(0.02)
+    how = f"was ended by {signal.Signals(-code).name}" if killed else f"ended with exit code {code}"
+    return PeerLostError(
+        f"the process of {process.name} {how} and said nothing",
+        numbers=f"process id {process.pid}",
+        remedy="SIGKILL often means the host ran out of memory: a smaller --micro-batch, or start again",
+    )
+
+
+def _end(processes: list) -> None:
+    """End every process that still runs: first asked, then made to."""
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+    for process in processes:
+        process.join(1.0)
+        if process.is_alive():
+            process.kill()
+            process.join()

@@ -1,0 +1,57 @@
+"""`ev.train`: the library's front door, five lines around an unmodified model."""
+
+import os
+import time
+from pathlib import Path
+
+from evener.core.fleet import Fleet
+from evener.core.plan import Plan
+from evener.core.profile import Profile
+from evener.session.ask import fleet_here
+from evener.session.conclude import Outcome
+from evener.session.meeting import is_launched
+from evener.session.recipe import Recipe
+from evener.session.request import Request, new_run_dir
+from evener.session.run import run_here
+
+
+def train(
+    recipe: Recipe,
+    *,
+    steps: int | None = None,
+    epochs: float | None = None,
+    fleet: Fleet | None = None,
+    plan: Plan | None = None,
+    profile: Profile | None = None,
+    batch_per_device: dict[str, int] | list[int] | None = None,
+    rehearse: bool = False,
+    seed: int = 0,
+    run_dir: str | Path | None = None,
+    quiet: bool = False,
+) -> Outcome | None:
+    """Train `recipe.model` in place; call it in every process of the job.
+
+    Start the script with `torchrun --nproc-per-node N script.py` to use N devices; started with plain
+    `python` it uses one. `batch_per_device` is a list in the fleet's order or {device: samples}. Returns the
+    outcome on the leading process, None on the others. Raises the errors of evener, each naming the device.
+    """
+    world_size = int(os.environ["WORLD_SIZE"]) if is_launched() else 1
+    fleet = fleet or fleet_here(None, world_size)
+    if isinstance(batch_per_device, list):
+        names = [d.name for d in fleet.devices]
+        batch_per_device = dict(zip(names, batch_per_device, strict=True))
+    folder = str(run_dir or new_run_dir(recipe.name or "run", time.strftime("%Y%m%d-%H%M%S")))
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    request = Request(
+        fleet=fleet,
+        run_dir=folder,
+        rehearse=rehearse,
+        steps=steps,
+        epochs=epochs,
+        plan=plan,
+        profile=profile,
+        batch_per_device=batch_per_device,
+        seed=seed,
+        quiet=quiet,
+    )
+    return run_here(request, recipe)

@@ -1,0 +1,119 @@
+"""Measuring the user's model on the devices of a job, each kind on a device of its own, all at the same time.
+
+At the same time, because the devices of one host share its memory and cores in the run as well.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from msgspec.structs import replace
+
+from evener.core.figures import Curve
+from evener.core.fleet import Fleet, Link
+from evener.core.profile import Profile
+from evener.core.seams import Wire
+#from evener.profiling import profile_model
+from evener.session.meeting import Meeting
+from evener.session.recipe import Recipe
+from evener.session.site import Site, open_site
+
+BUDGET_S = 20.0
+LARGEST = 1024
+LINK_SIZES = (4096, 262_144, 2**20, 8 * 2**20)
+LINK_REPEATS = 9
+
+
+def micro_batch_grid(global_batch: int) -> tuple[int, ...]:
+    """The sizes to measure: powers of two up to the global batch. Example: 12 gives (1, 2, 4, 8, 12)."""
+    limit = min(global_batch, LARGEST)
+    powers = [2**k for k in range(limit.bit_length()) if 2**k <= limit]
+    return tuple(dict.fromkeys([*powers, limit]))
+
+
+def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: float = BUDGET_S) -> Profile:
+    """The profile of the recipe's model on this process's device; the model is left as it was."""
+    problem = recipe.problem
+    memory = site.device.free_memory_bytes or site.device.memory_bytes
+    return profile_model(
+        model=recipe.model,
+        step_loss=lambda model, batch: problem.forward(model, batch)[0],
+        optimizer=recipe.optimizer,
+        batch_of=recipe.batch_of,
+        kind=site.device.kind,
+        driver=site.driver,
+        device=site.torch_device,
+        micro_batches=sizes,
+        memory_bytes=int(memory.value) if memory else None,
+        budget_s=budget_s,
+        name=recipe.name or type(recipe.model).__name__,
+    )
+
+
+def profile_together(
+    recipe: Recipe, site: Site, meeting: Meeting, fleet: Fleet, sizes: tuple[int, ...]
+) -> Profile | None:
+    """Every kind measured by its first device; the merged profile on the first process, else None."""
+    names = {d.kind: d.name for d in reversed(fleet.devices)}
+    if names[site.device.kind] == site.device.name:
+        meeting.put(f"profile/{site.device.name}", profile_here(recipe, site, sizes))
+    if meeting.rank:
+        return None
+    kinds = dict.fromkeys(d.kind for d in fleet.devices)
+    return merge_profiles(tuple(meeting.get(f"profile/{names[kind]}", Profile) for kind in kinds))
+
+
+def profile_recipe(
+    script: str,
+    *,
+    fleet: Fleet | None,
+    rehearse: bool,
+    micro_batches: tuple[int, ...] | None,
+    seed: int,
+    report: Callable[[str], None],
+) -> Profile:
+    """Profile the recipe of `script` on one device of each kind of `fleet`, one after the other, in here.
+
+    Without a fleet: on every kind of device of this host. `report` is told what is being measured.
+    """
+    from evener.probing import devices_here, host_name
+    from evener.session.recipe import load_recipe
+
+    devices = fleet.devices if fleet else devices_here(host_name())
+    profiles = []
+    for device in {d.kind: d for d in reversed(devices)}.values():
+        report(f"{script} on {device.kind}")
+        recipe = load_recipe(script, seed)
+        site = open_site(device, rehearse=rehearse)
+        recipe.model.to(site.torch_device)
+        profiles.append(profile_here(recipe, site, micro_batches or micro_batch_grid(recipe.global_batch)))
+    return merge_profiles(tuple(profiles))
+
+
+def measured_link(fleet: Fleet, wire: Wire) -> Fleet:
+    """The fleet with its hosts' links as the joined group really sums buffers, the same on every process.
+
+    The curve is the inverse of the ring formula in core/collectives, from medians of repeated sums.
+    """
+    n = len(fleet.devices)
+    points: list[tuple[float, float]] = []
+    for num_bytes in LINK_SIZES:
+        seconds = torch.tensor([median(_timed_sums(wire, num_bytes))], dtype=torch.float64)
+        wire.all_reduce(seconds, "link time").wait()
+        hop_s = float(seconds) / n / (2 * (n - 1))
+        points.append((num_bytes / n, max(hop_s, points[-1][1] if points else 1e-9)))
+    curve = Curve(points=tuple(points), source="measured")
+    hosts = tuple(dict.fromkeys(d.host for d in fleet.devices))
+    pairs = [(a, b) for i, a in enumerate(hosts) for b in hosts[i:]]
+    return replace(fleet, links=tuple(Link(a=a, b=b, curve=curve) for a, b in pairs))
+
+
+def _timed_sums(wire: Wire, num_bytes: int) -> list[float]:
+    buffer = torch.zeros(num_bytes // 4)
+    seconds = []
+    for _ in range(LINK_REPEATS):
+        start = time.monotonic()
+        wire.all_reduce(buffer, f"link test of {num_bytes} bytes").wait()
+        seconds.append(time.monotonic() - start)
+    return seconds[LINK_REPEATS // 3 :]  # the first ones open connections

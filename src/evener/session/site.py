@@ -1,0 +1,63 @@
+"""One process's place in the job: its device, opened, and the driver and wire that stand before it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from evener.core.fleet import Device, Fleet
+from evener.core.seams import Driver, Wire
+from evener.rehearsal.driver import PacedDriver, open_driver
+from evener.rehearsal.verdict import Lateness
+from evener.rehearsal.wire import open_wire
+from evener.runtime.hardware import HardwareDriver, open_torch_device
+from evener.runtime.wire import GroupWire, SoloWire, StagedWire
+
+# What each kind of accelerator talks with among its own; anything else goes over Gloo through host memory.
+_FAST_BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A device of the fleet as this process drives it."""
+
+    device: Device
+    torch_device: torch.device
+    driver: Driver
+
+    def wire(self, fleet: Fleet, used: tuple[str, ...], *, rehearse: bool) -> Wire:
+        """The wire among the devices `used`; the group must have been joined."""
+        if len(used) == 1:
+            return SoloWire()
+        plain: Wire = GroupWire()
+        if self.torch_device.type != "cpu" and backend_of(fleet, used) == "gloo":
+            plain = StagedWire(plain)
+        if not rehearse:
+            return plain
+        assert isinstance(self.driver, PacedDriver)
+        return open_wire(plain, self.driver, fleet, used)
+
+    @property
+    def lateness(self) -> Lateness | None:
+        """How well a rehearsal kept its clock; None on real hardware."""
+        return self.driver.lateness() if isinstance(self.driver, PacedDriver) else None
+
+
+def open_site(device: Device, *, rehearse: bool) -> Site:
+    """Open `device` in this process. A rehearsed device computes on one thread of this machine's CPU."""
+    if rehearse:
+        return Site(device, open_torch_device("cpu", None, 1), open_driver(device))
+    torch_device = open_torch_device(device.type, device.index, device.threads)
+    return Site(device, torch_device, HardwareDriver(torch_device))
+
+
+def backend_of(fleet: Fleet, used: tuple[str, ...]) -> str:
+    """The torch.distributed backend that reaches all of `used`.
+
+    Accelerators of one vendor talk over their own backend, and the few host numbers of a step over Gloo;
+    as soon as vendors or CPUs mix, everything goes over Gloo.
+    """
+    types = {fleet.device(name).type for name in used}
+    (first, *others) = types
+    if not others and first in _FAST_BACKENDS:
+        return f"cpu:gloo,{first}:{_FAST_BACKENDS[first]}"
+    return "gloo"

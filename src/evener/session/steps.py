@@ -1,0 +1,161 @@
+"""The steps of a job on one device: data in, executor, records out. All devices run this alike."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+
+from evener import schedules
+from evener.core.actions import Schedule
+from evener.core.order import global_batch_at, micro_batches_of, with_micro_batch
+from evener.core.plan import Plan
+from evener.core.records import StepRecord
+from evener.errors import NonFiniteError, OutOfMemoryError, ReductionMismatchError
+from evener.runtime.executor import Executor, Settings, StepResult
+from evener.runtime.ranks import Ranks
+from evener.session.feed import Feed
+from evener.session.recipe import Recipe
+from evener.session.site import Site
+
+FIRST_LOSS_SCALE = 2.0**16  # torch's own default
+
+
+class Steps:
+    """Takes the steps of a job and yields a record of each, one step late: seconds come with the next sum.
+
+    `decisions` collects every sentence about a change of shares, the same on all devices.
+    """
+
+    def __init__(self, recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Any, seed: int) -> None:
+        self.recipe, self.plan, self.seed = recipe, plan, seed
+        self.ranks, self.site = ranks, site
+        self.optimizer = recipe.optimizer([p for p in recipe.model.parameters() if p.requires_grad])
+        self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
+        settings = Settings(
+            max_norm=recipe.max_norm,
+            on_non_finite=recipe.on_non_finite,
+            autocast=recipe.autocast,
+            loss_scale=FIRST_LOSS_SCALE if recipe.precision == "float16" else None,
+            metric_names=recipe.metrics,
+        )
+        hardware = (site.torch_device, site.driver, wire)
+        self.executor = Executor(recipe.model, self.optimizer, recipe.problem, ranks, hardware, settings)
+        self.samples_seen = 0
+        self.decisions: list[str] = []
+        self._feed: Feed | None = None
+        self._schedule: Schedule | None = None
+
+    @property
+    def pipeline(self) -> int:
+        """The number of this device's pipeline in the plan."""
+        return next(i for i, p in enumerate(self.plan.pipelines) if self.ranks.here in p.devices)
+
+    def run(
+        self, stop_at_samples: int, after_step: Callable[[StepResult], None] | None = None
+    ) -> Iterator[StepRecord]:
+        """Steps until `stop_at_samples` samples were seen."""
+        number, before = 0, None
+        while self.samples_seen < stop_at_samples:
+            result = self._step(number)
+            if after_step:
+                after_step(result)
+            if before is not None:
+                yield _record(before, result.totals.seconds_before)
+            before = None
+            if result.verdict.do == "shrink":
+                self._shrink(result)
+                continue  # the same samples again, in smaller micro-batches
+            if result.verdict.do == "stop":
+                raise NonFiniteError(
+                    result.verdict.reason,
+                    numbers=f"step {number}, samples {self.samples_seen} to "
+                    f"{self.samples_seen + result.samples}",
+                    remedy='a lower learning rate or max_norm; on_non_finite="skip" drops such steps',
+                )
+            self.samples_seen += result.samples
+            before = result
+            number += 1
+        if before is not None:
+            yield _record(before, self.executor.gather_seconds(number))
+
+    def close(self) -> None:
+        """Let go of data loader, hooks and reductions."""
+        if self._feed:
+            self._feed.close()
+        self.executor.close()
+
+    def _step(self, number: int) -> StepResult:
+        batch = global_batch_at(self.samples_seen, len(self.recipe.dataset), self.plan.global_batch)
+        ranges = micro_batches_of(self.plan, self.pipeline, batch)
+        self._set_learning_rate()
+        if self._schedule is None:
+            self._schedule = schedules.make(self.plan)
+        if self._feed is None:
+            self._feed = Feed(
+                self.recipe,
+                self.plan,
+                self.pipeline,
+                samples_seen=self.samples_seen,
+                seed=self.seed,
+                pin=self.site.torch_device.type != "cpu",
+            )
+        row = self._schedule.actions[self.ranks.here]
+        sizes = tuple(stop - start for start, stop in ranges)
+        result = self.executor.step(number, row, sizes, self._feed.next_batch, batch.samples)
+        self._check_learning_rates(result)
+        return result
+
+    def _set_learning_rate(self) -> None:
+        if self.recipe.schedule is not None:
+            factor = self.recipe.schedule(self.samples_seen)
+            for group, rate in zip(self.optimizer.param_groups, self._base_rates, strict=True):
+                group["lr"] = rate * factor
+
+    def _check_learning_rates(self, result: StepResult) -> None:
+        rates = result.totals.learning_rate
+        if len(set(rates.values())) > 1:
+            raise ReductionMismatchError(
+                "devices would take this step with different learning rates",
+                numbers=", ".join(f"{device} {rate:g}" for device, rate in rates.items()),
+                remedy="make the schedule a function of samples seen alone",
+            )
+
+    def _shrink(self, result: StepResult) -> None:
+        """Halve the micro-batch of the devices that ran out of memory; everybody then redoes the step."""
+        pipelines = list(self.plan.pipelines)
+        for i, pipeline in enumerate(pipelines):
+            if pipeline.devices[0] in result.verdict.devices:
+                if pipeline.micro_batch == 1:
+                    raise OutOfMemoryError(
+                        f"{pipeline.devices[0]} runs out of memory even with one sample at a time",
+                        remedy="leave the device out, or a smaller model",
+                    )
+                pipelines[i] = with_micro_batch(pipeline, pipeline.micro_batch // 2)
+                self.decisions.append(
+                    f"step {result.number}: {pipeline.devices[0]} ran out of memory with micro-batch "
+                    f"{pipeline.micro_batch}; all redo the step, it goes on with {pipeline.micro_batch // 2}"
+                )
+        self.plan = msgspec.structs.replace(self.plan, pipelines=tuple(pipelines))
+        self.close_feed()
+        if self.site.torch_device.type != "cpu":
+            torch.accelerator.empty_cache()
+
+    def close_feed(self) -> None:
+        """Drop data read ahead, and the schedule: both belong to the plan before."""
+        if self._feed:
+            self._feed.close()
+        self._feed = self._schedule = None
+
+
+def _record(result: StepResult, seconds: dict[str, dict[str, float]]) -> StepRecord:
+    ok = result.verdict.do == "apply"
+    return StepRecord(
+        step=result.number,
+        samples=result.samples,
+        step_s=result.step_s,
+        loss=result.totals.loss if ok else None,
+        lr=next(iter(result.totals.learning_rate.values())),
+        seconds=seconds,
+        skipped="" if ok else result.verdict.reason,
+    )

@@ -1,0 +1,160 @@
+"""What one process of a job does, from meeting the others to the report.
+
+open device → load recipe → measure (each kind once) → plan (first process) → join group → steps → report
+"""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from evener.core.files import write
+from evener.core.fleet import Fleet
+from evener.core.plan import Plan
+from evener.core.trace import Trace
+from evener.errors import EvenerError, PeerLostError
+from evener.rehearsal.verdict import Lateness
+from evener.runtime.ranks import Ranks
+from evener.runtime.replicas import checksum, spread_state
+from evener.session.conclude import Journal, Outcome
+from evener.session.decide import check_plan, choose_plan, samples_to_train
+from evener.session.heldout import heldout_loss
+from evener.session.keep import keep_first_gradient, save_parameters
+from evener.session.measure import measured_link, micro_batch_grid, profile_together
+from evener.session.meeting import Failure, Meeting
+from evener.session.recipe import Recipe, in_dtype, load_recipe, without_dropout
+from evener.session.request import Request
+from evener.session.site import Site, backend_of, open_site
+from evener.session.steps import Steps
+
+
+def guarded_work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Outcome | None:
+    """`work`, telling the other processes why, should it fail; raises the first failure of the job."""
+    name = request.fleet.devices[meeting.rank].name
+    try:
+        return work(request, meeting, recipe)
+    except PeerLostError as e:
+        cause = meeting.wait_for_failure()
+        if cause is None:
+            raise
+        raise cause.as_error() from e
+    except EvenerError as e:
+        meeting.report_failure(failure_of(name, e))
+        raise
+    except Exception as e:
+        what = f"{name} stopped on an unexpected {type(e).__name__}: {e}"
+        meeting.report_failure(Failure(device=name, code="EV000", exit_code=2, what=what))
+        raise
+
+
+def failure_of(name: str, error: EvenerError) -> Failure:
+    """The failure of device `name` as the other processes read it."""
+    return Failure(
+        device=name,
+        code=error.code,
+        exit_code=error.exit_code,
+        what=error.what,
+        numbers=error.numbers,
+        remedy=error.remedy,
+    )
+
+
+def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Outcome | None:
+    """Run this process's part; the outcome on the leading process, None elsewhere."""
+    site = open_site(request.fleet.devices[meeting.rank], rehearse=request.rehearse)
+    recipe = _prepared(recipe or load_recipe(request.script, request.seed), request, site)
+    fleet, plan = _agreed_plan(request, meeting, recipe, site)
+    if site.device.name not in plan.devices:
+        return None
+    # Group order is fleet order, so that the job's first process leads wherever it takes part.
+    used = tuple(d.name for d in fleet.devices if d.name in plan.devices)
+    ranks = Ranks(used, site.device.name)
+    if len(used) > 1:
+        members = tuple(i for i, d in enumerate(fleet.devices) if d.name in used)
+        meeting.join_group(members, 1, backend_of(fleet, used))
+        spread_state(recipe.model)
+    try:
+        return _train(request, meeting, fleet, recipe, plan, ranks, site)
+    finally:
+        meeting.leave_group()
+
+
+def _prepared(recipe: Recipe, request: Request, site: Site) -> Recipe:
+    if request.global_batch:
+        recipe = dataclasses.replace(recipe, global_batch=request.global_batch)
+    if request.dtype:
+        recipe = in_dtype(recipe, getattr(torch, request.dtype))
+    if not request.dropout:
+        recipe = without_dropout(recipe)
+    recipe.model.to(site.torch_device)
+    recipe.model.train()
+    return recipe
+
+
+def _agreed_plan(request: Request, meeting: Meeting, recipe: Recipe, site: Site) -> tuple[Fleet, Plan]:
+    """The plan of the job: given, or made by the first process from what all have measured."""
+    fleet = request.fleet
+    if request.plan is not None:
+        check_plan(request.plan, fleet, recipe)
+        return fleet, request.plan
+    profile = request.profile
+    if profile is None:
+        sizes = (request.micro_batch,) if request.micro_batch else micro_batch_grid(recipe.global_batch)
+        profile = profile_together(recipe, site, meeting, fleet, sizes)
+    if len(fleet.devices) > 1 and not fleet.links:
+        everyone = tuple(d.name for d in fleet.devices)
+        meeting.join_group(tuple(range(meeting.world_size)), 0, backend_of(fleet, everyone))
+        fleet = measured_link(fleet, site.wire(fleet, everyone, rehearse=False))
+        meeting.leave_group()
+    if meeting.rank:
+        return fleet, meeting.get("plan", Plan)
+    assert profile is not None
+    plan = choose_plan(request, fleet, recipe, profile)
+    write(Path(request.run_dir) / "profile.json", profile)
+    write(Path(request.run_dir) / "fleet.json", fleet)
+    meeting.put("plan", plan)
+    return fleet, plan
+
+
+def _train(
+    request: Request,
+    meeting: Meeting,
+    fleet: Fleet,
+    recipe: Recipe,
+    plan: Plan,
+    ranks: Ranks,
+    site: Site,
+) -> Outcome | None:
+    wire = site.wire(fleet, ranks.devices, rehearse=request.rehearse)
+    steps = Steps(recipe, plan, ranks, site, wire, request.seed)
+    evaluate = request.evaluate and recipe.heldout is not None
+    stop = samples_to_train(request, len(recipe.dataset), recipe.global_batch)
+    leads = ranks.rank == 0
+    if leads and request.keep_gradient:
+        keep_first_gradient(recipe.model, steps.optimizer, Path(request.run_dir))
+    with Journal(request, recipe, plan, leads=leads, total_samples=stop) as journal:
+        if evaluate:
+            journal.heldout_first = heldout_loss(steps, wire)
+        for record in steps.run(stop):
+            journal.add(record)
+        if evaluate:
+            journal.heldout_last = heldout_loss(steps, wire)
+    steps.close()
+    _hand_in(meeting, recipe.model, steps, site)
+    if not leads:
+        return None
+    save_parameters(recipe.model, Path(request.run_dir))
+    spans = [s for d in ranks.devices for s in meeting.get(f"trace/{d}", Trace).spans]
+    lateness = [meeting.get(f"lateness/{d}", Lateness) for d in ranks.devices] if request.rehearse else []
+    sums = {d: meeting.get(f"checksum/{d}", str) for d in ranks.devices}
+    return journal.conclude(steps.plan, spans, steps.decisions, lateness, sums)
+
+
+def _hand_in(meeting: Meeting, model: nn.Module, steps: Steps, site: Site) -> None:
+    """Give the leading process what only this one knows: spans, lateness, the parameters' checksum."""
+    here = site.device.name
+    meeting.put(f"trace/{here}", Trace(source="measured", spans=tuple(steps.executor.spans)))
+    meeting.put(f"checksum/{here}", checksum(model))
+    if site.lateness is not None:
+        meeting.put(f"lateness/{here}", site.lateness)
