@@ -106,7 +106,7 @@ class ByteTransformer(nn.Module):
         self.position = nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
         self.blocks = nn.Sequential(*(Block() for _ in range(NUM_LAYERS)))
         self.norm = nn.RMSNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         nn.init.zeros_(self.head.weight)
 
     def forward(self, text: Tensor) -> Tensor:
