@@ -80,6 +80,9 @@ class Executor:
             else None
         )
         self.spans: deque[Span] = deque(maxlen=TRACED_ACTIONS)
+        if self._scaler:
+            # It makes its scale with the first loss, and a device without samples never has one.
+            self._scaler.scale(torch.zeros((), device=self._device))
         self._seconds_before: dict[str, float] = {}
         self._began: float | None = None
 
