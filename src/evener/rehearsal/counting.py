@@ -26,6 +26,16 @@ _NO_WORK = {  # reserve or rename memory, or hand one number to the host
     "resize_",
     "set_",
 }
+_WRITES_ONLY = {
+    "zero_",
+    "_foreach_zero_",
+    "fill_",
+    "ones_like",
+    "zeros_like",
+    "full_like",
+    "new_zeros",
+    "new_ones",
+}
 
 
 class Work(Value, frozen=True, kw_only=True):
@@ -128,7 +138,8 @@ def _dtype(args: Sequence[Any]) -> str:
 
 def _bytes_moved(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
     """Bytes read and written: all inputs, and the outputs or, where nothing is returned, what is changed."""
-    read = sum(_size(t) for t in _tensors((*args, *kwargs.values())))
+    blind = func._overloadpacket.__name__ in _WRITES_ONLY
+    read = 0 if blind else sum(_size(t) for t in _tensors((*args, *kwargs.values())))
     written = sum(_size(t) for t in _tensors((out,)))
     if not func._schema.returns:
         given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}

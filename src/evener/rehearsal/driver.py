@@ -20,7 +20,7 @@ from evener.rehearsal.pace import seconds
 from evener.rehearsal.verdict import Lateness
 
 SPIN_S = 250e-6  # sleep overshoots by 50 to 150 µs; spinning for the last bit hits the deadline within 3 µs
-PAUSE_S = 0.1  # longer outside actions than that is a pause (an evaluation, a save), not overhead
+PAUSE_S = 0.25  # longer outside actions than that is a pause (an evaluation, a save), not overhead
 _PR_SET_TIMERSLACK = 29
 _HOST_ACTION = "INPUT"  # getting samples ready is work of this machine, not of the rehearsed device
 _MAKES_STATE = "STEP"
@@ -51,7 +51,7 @@ class PacedDriver:
     """A `Driver` that takes the seconds of `device` for every action; also alone, to profile a model on it.
 
     An action type is counted when it first runs with a signature, and paced from then on; a counted action
-    has no timing of its own: where counting took longer than the action, the clock goes on from real time.
+    has no timing of its own: it takes what counting really took, where that is longer than the action.
     STEP is counted once more the second time, since its first run also makes the optimiser's state.
     Actions named INPUT, and those that the fleet file gives no figure for, take the time they really take.
     """
@@ -65,7 +65,7 @@ class PacedDriver:
         self.device = device
         self._clock, self._sleep = clock, sleep
         self._now_s = self._left_s = clock()
-        self._overrun_s = 0.0
+        self._lag_s = 0.0  # how far this machine was past the device's clock at the last deadline
         self._known: dict[tuple[str, Hashable], _Known] = {}
         self._made_state: set[tuple[str, Hashable]] = set()
         self._running: _Running | None = None
@@ -77,7 +77,7 @@ class PacedDriver:
 
     def lateness(self) -> Lateness:
         """How well the clock was kept up to now."""
-        return self._lateness
+        return msgspec.structs.replace(self._lateness, lag_s=self._lag_s)
 
     def run(self, action: str, work: Callable[[], Any], *, signature: Hashable = ()) -> Any:
         """Do `work` and return its result when the device would have it; see `Driver.run`."""
@@ -106,7 +106,7 @@ class PacedDriver:
         if running.counter:
             done_s = seconds(running.counter.work(), self.device)
             running.launches_s.append(done_s)
-            return max(running.start_s + done_s, self._clock())
+            return running.start_s + max(done_s, self._clock() - running.begin_s)
         if running.known is None:
             return running.start_s + self._clock() - running.begin_s
         ordinal = len(running.launches_s)
@@ -158,30 +158,30 @@ class PacedDriver:
         self._running = _Running(self._now_s, self._clock(), known=known)
         result = work()
         deadline_s = self._now_s + known.duration_s
-        overrun_s = max(0.0, self._clock() - deadline_s)
-        late_s = max(0.0, overrun_s - self._overrun_s)  # lag of the action before is not this one's fault
+        lag_s = max(0.0, self._clock() - deadline_s)
+        late_s = max(0.0, lag_s - self._lag_s)  # lag of the action before is not this one's fault
         self._add(actions=1, total_s=known.duration_s, late=int(late_s > 0), late_s=late_s)
-        self._overrun_s = overrun_s
+        self._lag_s = lag_s
         self._reach(deadline_s)
         return result
 
     def _run_counted(self, key: tuple[str, Hashable], work: Callable[[], Any]) -> Any:
+        begin_s = self._clock()
         with Counter() as counter:
-            self._running = running = _Running(self._now_s, self._clock(), counter=counter)
+            self._running = running = _Running(self._now_s, begin_s, counter=counter)
             result = work()
         known = _Known(seconds(counter.work(), self.device), running.launches_s)
         if key[0] != _MAKES_STATE or key in self._made_state:
             self._known[key] = known
         self._made_state.add(key)
         self._add(counted=1)
-        self._overrun_s = 0.0
-        self._reach(max(self._now_s + known.duration_s, self._clock()))
+        self._reach(self._now_s + max(known.duration_s, self._clock() - begin_s))
         return result
 
     def _reach(self, deadline_s: float) -> None:
         left_s = deadline_s - self._clock()
         if left_s > 0:
-            self._overrun_s = 0.0
+            self._lag_s = 0.0
         if left_s > SPIN_S:
             self._sleep(left_s - SPIN_S)
         while self._clock() < deadline_s:

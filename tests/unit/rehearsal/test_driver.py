@@ -45,6 +45,7 @@ def test_late_work_is_counted_once_and_caught_up() -> None:
     assert driver.now() - start == pytest.approx(4 * PRODUCT_S, abs=1e-12)
     assert clock.now_s - driver.now() < TICKS
     assert driver.lateness().late_s == once.late_s
+    assert (once.lag_s, driver.lateness().lag_s) == (once.late_s, 0.0)
 
 
 def test_a_machine_that_is_too_slow_gets_ever_later() -> None:
@@ -66,7 +67,7 @@ def test_signatures_have_their_own_cost_and_types_too() -> None:
     assert driver.lateness().counted == 3
 
 
-def test_slow_counting_resets_the_clock_and_is_not_late() -> None:
+def test_slow_counting_goes_into_the_clock_and_is_not_late() -> None:
     driver, clock = open_fake()
     driver.run("0F0", products(1, clock, 0.5))
     assert driver.now() == pytest.approx(clock.now_s, abs=TICKS)
