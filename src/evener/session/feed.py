@@ -1,6 +1,7 @@
 """Micro-batches for one device: torch's DataLoader over exactly the samples that are its share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,24 +10,42 @@ from torch.utils.data import DataLoader
 
 from evener.core.order import epoch_order, global_batch_at, micro_batches_of
 from evener.core.plan import Plan
-from evener.session.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """A dataset and how it is read. `drop_last` leaves out an epoch's last, smaller batch."""
+
+    dataset: Any
+    collate: Callable[[list], Any]
+    workers: int = 0
+    shuffle: bool = True
+    seed: int = 0
+    drop_last: bool = False
+
+    def epoch_size(self, global_batch: int) -> int:
+        """Samples of one epoch."""
+        size = len(self.dataset)
+        return size - size % global_batch if self.drop_last else size
 
 
 class _ShareIndices:
-    """Dataset indices of one pipeline's micro-batches, from `samples_seen` on, without end."""
+    """Dataset indices of one pipeline's micro-batches, from `samples_seen` on, without end.
 
-    def __init__(self, recipe: Recipe, plan: Plan, pipeline: int, samples_seen: int, seed: int) -> None:
-        self._recipe, self._plan, self._pipeline = recipe, plan, pipeline
-        self._seen, self._seed = samples_seen, seed
+    A pipeline that has no sample in some small last batch has no micro-batch there either.
+    """
+
+    def __init__(self, samples: Samples, plan: Plan, pipeline: int, samples_seen: int) -> None:
+        self._samples, self._plan, self._pipeline, self._seen = samples, plan, pipeline, samples_seen
 
     def __iter__(self) -> Iterator[list[int]]:
-        size, seen, epoch = len(self._recipe.dataset), self._seen, -1
-        order = np.arange(0)
+        samples, seen, epoch, order = self._samples, self._seen, -1, np.arange(0)
+        epoch_size = samples.epoch_size(self._plan.global_batch)
         while True:
-            batch = global_batch_at(seen, size, self._plan.global_batch)
+            batch = global_batch_at(seen, epoch_size, self._plan.global_batch)
             if batch.epoch != epoch:
                 epoch = batch.epoch
-                order = epoch_order(size, epoch, self._seed, shuffle=self._recipe.shuffle)
+                order = epoch_order(len(samples.dataset), epoch, samples.seed, shuffle=samples.shuffle)
             for start, stop in micro_batches_of(self._plan, self._pipeline, batch):
                 yield [int(i) for i in order[start:stop]]
             seen += batch.samples
@@ -39,17 +58,15 @@ class Feed:
     depends on that number alone.
     """
 
-    def __init__(
-        self, recipe: Recipe, plan: Plan, pipeline: int, *, samples_seen: int, seed: int, pin: bool
-    ) -> None:
-        # A generator of its own: DataLoader would otherwise draw its base seed from the global one.
+    def __init__(self, samples: Samples, plan: Plan, pipeline: int, *, samples_seen: int, pin: bool) -> None:
         self._loader: DataLoader = DataLoader(
-            recipe.dataset,
-            batch_sampler=_ShareIndices(recipe, plan, pipeline, samples_seen, seed),
-            collate_fn=recipe.collate_fn,
-            num_workers=recipe.workers,
+            samples.dataset,
+            batch_sampler=_ShareIndices(samples, plan, pipeline, samples_seen),
+            collate_fn=samples.collate,
+            num_workers=samples.workers,
             pin_memory=pin,
-            generator=torch.Generator().manual_seed(seed),
+            # A generator of its own: DataLoader would otherwise draw its base seed from the global one.
+            generator=torch.Generator().manual_seed(samples.seed),
         )
         self._batches: Iterator[Any] | None = None
 

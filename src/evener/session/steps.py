@@ -14,7 +14,7 @@ from evener.core.records import StepRecord
 from evener.errors import NonFiniteError, OutOfMemoryError, ReductionMismatchError
 from evener.runtime.executor import Executor, Settings, StepResult
 from evener.runtime.ranks import Ranks
-from evener.session.feed import Feed
+from evener.session.feed import Feed, Samples
 from evener.session.recipe import Recipe
 from evener.session.site import Site
 
@@ -28,7 +28,14 @@ class Steps:
     """
 
     def __init__(self, recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Any, seed: int) -> None:
-        self.recipe, self.plan, self.seed = recipe, plan, seed
+        self.recipe, self.plan = recipe, plan
+        self.samples = Samples(
+            dataset=recipe.dataset,
+            collate=recipe.collate_fn,
+            workers=recipe.workers,
+            shuffle=recipe.shuffle,
+            seed=seed,
+        )
         self.ranks, self.site = ranks, site
         self.optimizer = recipe.optimizer([p for p in recipe.model.parameters() if p.requires_grad])
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -93,11 +100,10 @@ class Steps:
             self._schedule = schedules.make(self.plan)
         if self._feed is None:
             self._feed = Feed(
-                self.recipe,
+                self.samples,
                 self.plan,
                 self.pipeline,
                 samples_seen=self.samples_seen,
-                seed=self.seed,
                 pin=self.site.torch_device.type != "cpu",
             )
         row = self._schedule.actions[self.ranks.here]

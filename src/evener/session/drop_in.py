@@ -1,0 +1,276 @@
+"""`ev.prepare`: an existing training loop on unequal devices, its loss code unchanged.
+
+    model, optimizer, loader = ev.prepare(model, optimizer, loader)
+    for x, y in loader:                       # one turn = one micro-batch of this device
+        loss = loss_fn(model(x), y)
+        loss.backward()                       # the step's last one ends with the sum over all devices
+        optimizer.step()                      # moves once per global batch, does nothing in between
+        optimizer.zero_grad()
+
+The loader's `batch_size` is the global batch. Between micro-batches `.grad` is None, after the last backward
+it is the gradient one device would have: clip_grad_norm_ and the like work as they stand.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from evener.core.fleet import Fleet
+from evener.core.order import global_batch_at, micro_batches_of
+from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.seams import Wire
+from evener.core.split import apportion
+from evener.errors import PlanMismatchError, UsageError
+from evener.runtime.agreement import Verdict, judge
+from evener.runtime.buckets import GradientBuckets
+from evener.runtime.problem import to_device
+from evener.runtime.ranks import Ranks
+from evener.runtime.replicas import spread_state
+from evener.runtime.tally import ABANDONED, HEALTHY, Tally
+from evener.runtime.tally import Share as TallyShare
+from evener.session.ask import fleet_here
+from evener.session.feed import Feed, Samples
+from evener.session.meeting import is_launched, open_meeting
+from evener.session.site import backend_of, open_site
+
+
+class Prepared(NamedTuple):
+    """What `prepare` gives back, in the order it took it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: "ShareLoader"
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader,
+    *,
+    scheduler: Any = None,
+    plan: Plan | None = None,
+    batch_per_device: dict[str, int] | list[int] | None = None,
+    micro_batch: int | None = None,
+    weight: Callable[[Any], Any] | None = None,
+    fleet: Fleet | None = None,
+    seed: int = 0,
+) -> Prepared:
+    """The same three, made to train together with the other processes of a torchrun job.
+
+    batch_per_device: samples of each global batch by device, a list in process order or a dict; without it
+    and without a plan all get the same. micro_batch: samples of one turn of the loop. weight(batch): what the
+    loss's mean divides by; default the samples. scheduler: a torch LR scheduler, made to move once per
+    global batch. Raises UsageError for loaders and plans that cannot be shared out.
+    """
+    meeting = open_meeting()
+    fleet = fleet or fleet_here(None, int(os.environ["WORLD_SIZE"]) if is_launched() else 1)
+    names = tuple(d.name for d in fleet.devices)
+    samples, global_batch = _samples_of(loader, seed)
+    plan = plan or _split_plan(names, global_batch, batch_per_device, micro_batch)
+    if plan.global_batch != global_batch or not plan.is_data_parallel or set(plan.devices) != set(names):
+        raise PlanMismatchError(
+            "the plan is not for this loop",
+            numbers=f"plan: batch {plan.global_batch} on {', '.join(plan.devices)}; here: batch_size "
+            f"{global_batch} on {', '.join(names)}",
+            remedy="a plan of one-stage pipelines for these devices, and batch_size = global batch",
+        )
+    site = open_site(fleet.devices[meeting.rank], rehearse=False)
+    ranks = Ranks(names, site.device.name)
+    model.to(site.torch_device)
+    if ranks.world_size > 1:
+        meeting.join_group(tuple(range(ranks.world_size)), 1, backend_of(fleet, names))
+        spread_state(model)
+    steps = _LoopSteps(model, ranks, site.wire(fleet, names, rehearse=False), weight)
+    _gate(optimizer, steps)
+    if scheduler is not None:
+        _gate_scheduler(scheduler, steps)
+    return Prepared(model, optimizer, ShareLoader(samples, plan, steps, site.torch_device))
+
+
+class ShareLoader:
+    """Iterates over one epoch of this device's micro-batches; counts samples seen over all epochs."""
+
+    def __init__(self, samples: Samples, plan: Plan, steps: "_LoopSteps", device: torch.device) -> None:
+        self.plan, self.samples_seen = plan, 0
+        self._samples, self._steps, self._device = samples, steps, device
+        self._pipeline = next(i for i, p in enumerate(plan.pipelines) if steps.here in p.devices)
+
+    def __len__(self) -> int:
+        """Micro-batches of this device in an epoch."""
+        return sum(len(sizes) for _, sizes in self._epoch(0))
+
+    def __iter__(self) -> Iterator[Any]:
+        pin = self._device.type != "cpu"
+        feed = Feed(self._samples, self.plan, self._pipeline, samples_seen=self.samples_seen, pin=pin)
+        for total, sizes in self._epoch(self.samples_seen):
+            for number, size in enumerate(sizes or (0,)):
+                batch = feed.next_batch() if size else self._samples.collate([self._samples.dataset[0]])
+                self._steps.begin(batch, size, total, last=number >= len(sizes) - 1)
+                yield to_device(batch, self._device)
+            self._steps.settle()
+            self.samples_seen += total
+        feed.close()
+
+    def _epoch(self, seen: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """(samples of the global batch, sizes of this device's micro-batches) up to the epoch's end."""
+        size = self._samples.epoch_size(self.plan.global_batch)
+        epoch = seen // size
+        while seen // size == epoch:
+            batch = global_batch_at(seen, size, self.plan.global_batch)
+            ranges = micro_batches_of(self.plan, self._pipeline, batch)
+            yield batch.samples, tuple(stop - start for start, stop in ranges)
+            seen += batch.samples
+
+
+class _LoopSteps:
+    """Follows a loop that it does not drive: which backward is the last, and whether a step was finished."""
+
+    def __init__(
+        self, model: nn.Module, ranks: Ranks, wire: Wire, weight: Callable[[Any], Any] | None
+    ) -> None:
+        self.here = ranks.here
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._buckets = GradientBuckets(self._parameters, ranks, wire)
+        self._tally, self._weight = Tally(ranks, wire), weight
+        for p in self._parameters:
+            p.register_post_accumulate_grad_hook(self._when_gradient_arrives)
+        self._number = 0
+        self._share = TallyShare()
+        self._divide_by_sum = weight is not None
+        self._last = self._awaited = self._queued = False
+        self.verdict: Verdict | None = None
+        self.moved = False
+
+    def begin(self, batch: Any, size: int, total: int, *, last: bool) -> None:
+        """A micro-batch of `size` samples of a global batch of `total` is about to be handed to the loop."""
+        self.settle_micro_batch()
+        self.verdict, self.moved, self._last = None, False, last
+        weight = float(self._weight(batch) if self._weight and size else size)
+        self._share.weight += weight
+        self._buckets.begin(weight if self._divide_by_sum else weight / total)
+        if last:
+            self._buckets.arm(self._number)
+        self._awaited, self._queued = True, False
+
+    def settle_micro_batch(self) -> None:
+        """Note a micro-batch whose backward never ended: user code caught an error, or skipped it."""
+        if self._awaited:
+            self._share.health = ABANDONED
+            self._awaited = False
+
+    def settle(self) -> None:
+        """The loop is through with a global batch: if its sum was never made, make it now, as a no."""
+        self.settle_micro_batch()
+        if self.verdict is None:
+            self._sum()
+            self._report_skip()
+
+    def may_move(self) -> bool:
+        """Whether the optimiser moves now: once, after a sum that all devices accept."""
+        if self.verdict is None or self.moved:
+            return False
+        self.moved = self.verdict.do == "apply"
+        if not self.moved:
+            self._report_skip()
+        return self.moved
+
+    def _when_gradient_arrives(self, _: nn.Parameter) -> None:
+        if not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._when_backward_ends)
+
+    def _when_backward_ends(self) -> None:
+        self._awaited = False
+        if self._last:
+            self._sum()
+
+    def _sum(self) -> None:
+        self._buckets.launch_rest(self._number)
+        underway = self._tally.launch(self._number, self._share)
+        self._buckets.wait()
+        totals = underway.wait()
+        self.verdict = judge(totals.health, on_non_finite="skip")
+        if self.verdict.do == "apply":
+            self._buckets.finish(max(totals.weight, 1e-300) if self._divide_by_sum else 1.0)
+        else:
+            self._buckets.discard()
+        self._number += 1
+        self._share = TallyShare(health=HEALTHY)
+
+    def _report_skip(self) -> None:
+        assert self.verdict is not None
+        if self.verdict.do != "apply":
+            print(f"evener: step {self._number - 1} skipped by all: {self.verdict.reason}", file=sys.stderr)
+
+
+def _gate(optimizer: torch.optim.Optimizer, steps: _LoopSteps) -> None:
+    move = optimizer.step
+
+    def step(closure: Any = None) -> Any:
+        if closure is not None:
+            raise UsageError(
+                "an optimiser with a closure runs the model by itself and cannot be shared out",
+                remedy="an optimiser whose step() takes no closure",
+            )
+        return move() if steps.may_move() else None
+
+    optimizer.step = step  # type: ignore[method-assign]
+
+
+def _gate_scheduler(scheduler: Any, steps: _LoopSteps) -> None:
+    move = scheduler.step
+
+    def step(*args: Any, **kwargs: Any) -> None:
+        if steps.moved:
+            move(*args, **kwargs)
+
+    scheduler.step = step
+
+
+def _samples_of(loader: DataLoader, seed: int) -> tuple[Samples, int]:
+    if loader.batch_size is None or not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        raise UsageError(
+            f"the loader draws its samples with {type(loader.sampler).__name__}, which cannot be shared out",
+            remedy="DataLoader(dataset, batch_size=global batch, shuffle=True or False)",
+        )
+    samples = Samples(
+        dataset=loader.dataset,
+        collate=loader.collate_fn,
+        workers=loader.num_workers,
+        shuffle=isinstance(loader.sampler, RandomSampler),
+        seed=seed,
+        drop_last=loader.drop_last,
+    )
+    return samples, loader.batch_size
+
+
+def _split_plan(
+    names: tuple[str, ...], global_batch: int, given: dict[str, int] | list[int] | None, micro: int | None
+) -> Plan:
+    """A plan of one-stage pipelines with the split that was asked for, the even one without."""
+    if given is None:
+        given = list(apportion(global_batch, [1.0] * len(names)))
+    split = given if isinstance(given, dict) else dict(zip(names, given, strict=True))
+    if sum(split.values()) != global_batch or set(split) != set(names) or min(split.values()) < 1:
+        raise UsageError(
+            f"batch_per_device {given} does not share out batch_size {global_batch}",
+            numbers=f"sum {sum(split.values())}, devices {', '.join(names)}",
+            remedy="one positive number a device, with the loader's batch_size as their sum",
+        )
+    return Plan(
+        global_batch=global_batch,
+        pipelines=tuple(
+            Pipeline(
+                samples=n,
+                micro_batch=min(micro or n, n),
+                stages=(Stage(layers=("model",), shares=(Share(devices=(d,), samples=min(micro or n, n)),)),),
+            )
+            for d, n in split.items()
+        ),
+        why="the split that was asked for",
+    )
