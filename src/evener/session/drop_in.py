@@ -11,6 +11,7 @@ The loader's `batch_size` is the global batch. Between micro-batches `.grad` is 
 it is the gradient one device would have: clip_grad_norm_ and the like work as they stand.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -211,6 +212,7 @@ class _LoopSteps:
 def _gate(optimizer: torch.optim.Optimizer, steps: _LoopSteps) -> None:
     move = optimizer.step
 
+    @functools.wraps(move)  # with its attributes: LR schedulers look for a mark of theirs
     def step(closure: Any = None) -> Any:
         if closure is not None:
             raise UsageError(

@@ -21,6 +21,8 @@ from evener.session.request import Request
 
 GRACE_S = 3.0  # for the others to tell why, after one process has ended in failure
 OUTCOME_KEY = "outcome"
+# torch loads its compiler at the first step of an optimiser: once in the server, not once a process.
+PRELOADED = ["evener.session.worker", "torch._dynamo"]
 
 
 def launch(request: Request) -> Outcome:
@@ -30,7 +32,7 @@ def launch(request: Request) -> Outcome:
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["evener.session.worker"])
+    context.set_forkserver_preload(PRELOADED)
     lifeline, parent_end = context.Pipe(duplex=False)
     processes = []
     try:
@@ -60,6 +62,7 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
     """The main function of a device's process."""
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends us
+    mp.set_start_method(None, force=True)  # data loader workers start as they do in any script
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
     from evener.session.worker import guarded_work
 
