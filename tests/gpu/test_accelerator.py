@@ -1,0 +1,56 @@
+"""The checks that need a real accelerator, as one short script: `pytest tests/gpu`. Skipped without one."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from evener.core.fleet import Fleet
+from evener.probing import devices_here, host_name
+from evener.session.ask import fleet_here
+from evener.session.exactness import verify
+from evener.session.launch import launch
+from evener.session.request import Request
+
+pytestmark = pytest.mark.skipif(not torch.accelerator.is_available(), reason="no accelerator here")
+
+SCRIPT = """
+import torch, evener as ev
+from torch import nn
+
+def recipe():
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(96, 20, generator=g), torch.randint(0, 3, (96,), generator=g)
+    return ev.Recipe(model=nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 3)),
+                     dataset=list(zip(x, y)), loss=nn.CrossEntropyLoss(), global_batch=24, max_norm=1.0,
+                     optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2))
+"""
+
+
+def request_for(folder: Path, fleet: Fleet) -> Request:
+    script = folder / "job.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    return Request(fleet=fleet, script=str(script), run_dir=str(folder), steps=4, quiet=True)
+
+
+def test_every_accelerator_has_an_identity_and_a_kind() -> None:
+    for device in devices_here(host_name()):
+        assert device.kind and device.hardware_id
+
+
+def test_all_accelerators_train_one_model(tmp_path: Path) -> None:
+    outcome = launch(request_for(tmp_path, fleet_here(None)))
+    assert outcome.parameters_agree
+
+
+def test_an_accelerator_and_the_cpu_train_one_model_exactly(tmp_path: Path) -> None:
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    fleet = fleet_here(f"{accelerator.type}:0,cpu")
+    request = request_for(tmp_path, fleet)
+    split = {d.name: n for d, n in zip(fleet.devices, (19, 5), strict=True)}
+    found = verify(msgspec.structs.replace(request, batch_per_device=split))
+    assert found is not None
+    assert found.gradient_error_float64 < 1e-12 and found.parameter_error_float64 < 1e-10
+    assert found.gradient_error < 1e-5  # the two devices round matrix products differently
