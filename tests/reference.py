@@ -12,7 +12,7 @@ Gradients = list[torch.Tensor | None]
 
 @dataclass
 class PlainRun:
-    """By step: gradients as the optimiser got them, mean loss, norm before clipping; parameters at the end."""
+    """By step: gradients as the optimiser got them, mean loss, norm before clipping; parameters after all."""
 
     gradients: list[Gradients] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)

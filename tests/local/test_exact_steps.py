@@ -23,7 +23,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 def check(runs: list[DeviceRun], want: PlainRun, dtype: torch.dtype) -> None:
-    """Every device has the plain loop's gradients, losses and norms, and the others' parameters to the bit."""
+    """Every device has the plain loop's gradients, losses and norms, and parameters equal to the bit."""
     limit = 1e-12 if dtype == torch.float64 else 1e-6
     for run in runs:
         assert len(run.applied) == len(want.gradients)

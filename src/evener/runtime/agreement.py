@@ -22,12 +22,17 @@ class Verdict:
 
 
 def judge(
-    health: dict[str, int], *, on_non_finite: Literal["stop", "skip"], loss_is_finite: bool = True
+    health: dict[str, int],
+    *,
+    on_non_finite: Literal["stop", "skip"],
+    loss_is_finite: bool = True,
+    weight: float = 1.0,
 ) -> Verdict:
     """The verdict on a step from every device's health.
 
     Out of memory makes the devices concerned take smaller micro-batches and all redo the step; a step
     abandoned by user code is skipped by all; NaN stops the job or skips the step as the user chose.
+    A step without any weight has no mean and is skipped.
     Example: judge({"a/0": 0, "a/1": 2}, on_non_finite="stop").do == "shrink".
     """
     by_code: dict[int, tuple[str, ...]] = {}
@@ -40,4 +45,6 @@ def judge(
     if not loss_is_finite:
         return Verdict(on_non_finite, "the summed loss is NaN or infinite")
     assert set(by_code) == {HEALTHY}, by_code
+    if weight == 0:
+        return Verdict("skip", "nothing in the global batch counts: its weight is 0")
     return Verdict("apply", "all devices are healthy")

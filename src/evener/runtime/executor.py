@@ -273,7 +273,11 @@ class _Step:
         waited = min(longest - self.totals.computed_s[here], done - launched)
         self._spent("0REDUCE_GRAD", "wait", launched, launched + waited)
         self._spent("0REDUCE_GRAD", "reduce", launched + waited, done)
-        self.verdict = judge(self.totals.health, on_non_finite=self.ex.settings.on_non_finite)
+        self.verdict = judge(
+            self.totals.health,
+            on_non_finite=self.ex.settings.on_non_finite,
+            weight=self.totals.weight,
+        )
 
     def _apply(self) -> None:
         ex, buckets = self.ex, self.ex.buckets
@@ -281,7 +285,7 @@ class _Step:
         if self.verdict.do != "apply":
             buckets.discard()
             return
-        buckets.finish(1.0 if ex.problem.weight is None else max(self.totals.weight, 1e-300))
+        buckets.finish(1.0 if ex.problem.weight is None else self.totals.weight)
         if ex._scaler:
             ex._scaler.unscale_(ex.optimizer)
         if ex.settings.max_norm is not None:
