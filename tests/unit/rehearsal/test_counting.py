@@ -83,6 +83,12 @@ def test_optimiser_bytes(options: dict, moved: int) -> None:
     assert work.num_ops < 12
 
 
+def test_filling_only_writes() -> None:
+    x = torch.ones(1000)
+    _, work = count(lambda: (x.zero_(), torch.zeros_like(x)))
+    assert (work.num_ops, work.num_bytes) == (2, 2 * 4000)
+
+
 def test_inference_mode_counts_the_parts_of_a_composite() -> None:
     model, x = torch.nn.Linear(8, 4), torch.ones(2, 8)
     with torch.inference_mode():

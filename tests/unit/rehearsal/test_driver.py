@@ -76,9 +76,9 @@ def test_slow_counting_goes_into_the_clock_and_is_not_late() -> None:
 
 def test_input_and_unpaced_actions_take_real_time() -> None:
     driver, clock = open_fake()
-    for action in ("INPUT", "STEP", "STEP", "STEP"):
-        before, work = driver.now(), products(0, clock, 0.03)
-        driver.run(action, products(2, clock, 0.03) if action == "INPUT" else work)
+    for action, num in (("INPUT", 20), ("INPUT", 20), ("STEP", 0), ("STEP", 0), ("STEP", 0)):
+        before = driver.now()
+        driver.run(action, products(num, clock, 0.03))
         assert driver.now() - before == pytest.approx(0.03, abs=TICKS)
     assert driver.lateness().actions == 0
 
@@ -152,6 +152,15 @@ def test_advance_waits_and_never_goes_back() -> None:
     assert driver.now() == 50.2 and clock.now_s >= 50.2
     driver.advance(50.1)
     assert driver.now() == 50.2
+
+
+def test_waiting_catches_up() -> None:
+    driver, clock = open_fake()
+    driver.run("0F0", products(1, clock))
+    driver.run("0F1", products(1, clock, 0.05))
+    assert driver.lateness().lag_s > 0.04
+    driver.advance(driver.now() + 0.1)
+    assert driver.lateness().lag_s == 0
 
 
 def test_a_failing_action_leaves_the_driver_usable() -> None:

@@ -23,8 +23,10 @@ class FakePeer:
     def all_reduce(self, buffer: torch.Tensor, key: str) -> "FakePeer._Pending":
         self.keys.append(key)
         add = torch.ones_like(buffer)
-        if key.endswith("/clock"):
-            add = torch.tensor([0.0, self.launches_s.pop(0)], dtype=torch.float64)
+        if key == "clocks":
+            add = torch.zeros_like(buffer)
+            for row in range(len(buffer)):
+                add[row, 1] = self.launches_s.pop(0)
         return FakePeer._Pending(self, buffer, add)
 
     class _Pending:
@@ -45,7 +47,7 @@ def test_the_last_launch_and_the_link_decide() -> None:
     assert driver.now() - start == pytest.approx(0.07 + BUFFER_S, abs=1e-9)
     assert clock.now_s >= driver.now()
     assert buffer.tolist() == [2.0] * 100
-    assert peer.keys == ["3/bucket0", "3/bucket0/clock"]
+    assert peer.keys == ["3/bucket0", "clocks"]
 
 
 def test_one_reduction_follows_the_other_on_the_link() -> None:
