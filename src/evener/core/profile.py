@@ -1,6 +1,9 @@
 """Seconds and bytes of a model on kinds of devices: what `evener profile` measures."""
 
+from collections.abc import Sequence
+
 from evener.core.figures import Figure, Value
+from evener.errors import UsageError
 
 
 class Layer(Value, frozen=True, kw_only=True):
@@ -90,3 +93,43 @@ class Profile(Value, frozen=True, kw_only=True):
     def kinds(self) -> tuple[str, ...]:
         """The kinds that have measurements, in order of first appearance."""
         return tuple(dict.fromkeys([s.kind for s in self.steps] + [t.kind for t in self.timings]))
+
+
+def merge_profiles(profiles: Sequence[Profile]) -> Profile:
+    """One profile of a model on all the kinds that `profiles` measured.
+
+    Layers, bytes and FLOPs are the first one's. Raises UsageError when there is none, when they are of
+    different layers, or when two measured the same kind. Example: a profile on kind A and one on kind B
+    give one on (A, B).
+    """
+    if not profiles:
+        raise UsageError("there is no profile to merge", remedy="at least one profile")
+    first = profiles[0]
+    seen: dict[str, str] = {}
+    for profile in profiles:
+        if _shape(profile) != _shape(first):
+            ours, theirs = {x.name for x in first.layers}, {x.name for x in profile.layers}
+            raise UsageError(
+                f"the profiles of {first.model!r} and {profile.model!r} are not of one model",
+                numbers=f"layers in one only: {', '.join(sorted(ours ^ theirs)) or 'none, but sizes differ'}",
+                remedy="profiles of the same model, measured on different kinds",
+            )
+        for kind in profile.kinds:
+            if kind in seen:
+                raise UsageError(f"two profiles measured kind {kind!r}", remedy="one profile for each kind")
+            seen[kind] = profile.model
+    return Profile(
+        model=first.model,
+        layers=first.layers,
+        timings=tuple(t for p in profiles for t in p.timings),
+        steps=tuple(s for p in profiles for s in p.steps),
+        gradient_bytes=first.gradient_bytes,
+        state_bytes=first.state_bytes,
+        dtype=first.dtype,
+        note="; ".join(dict.fromkeys(p.note for p in profiles if p.note)),
+        version=first.version,
+    )
+
+
+def _shape(profile: Profile) -> tuple:
+    return tuple((x.name, x.num_params, x.tied) for x in profile.layers), profile.dtype

@@ -1,0 +1,130 @@
+"""What one forward pass does, layer by layer: order, FLOPs, output bytes, and bytes kept for backward."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from evener.errors import EvenerError, ModelError
+from evener.profiling.chain import Piece, storage_of
+from evener.profiling.memory import is_out_of_memory
+
+OUTSIDE = ""
+"""The name under which what happens outside of every layer is kept: the loss, and code between layers."""
+
+
+@dataclass(kw_only=True)
+class Anatomy:
+    """Counts of one forward pass over `micro_batch` samples, by layer name."""
+
+    micro_batch: int
+    order: list[str] = field(default_factory=list)
+    flops: Counter[str] = field(default_factory=Counter)
+    output_bytes: dict[str, int] = field(default_factory=dict)
+    saved_bytes: Counter[str] = field(default_factory=Counter)
+
+
+def anatomy(
+    model: nn.Module,
+    pieces: Sequence[Piece],
+    step_loss: Callable[[nn.Module, Any], torch.Tensor],
+    batch: Any,
+    micro_batch: int,
+) -> Anatomy:
+    """Run forward and loss once on `batch` and count.
+
+    Bytes kept for backward are counted by storage, once each, for the first layer that keeps it; parameters
+    and buffers do not count. FLOPs are those of the forward pass, CPU attention included.
+
+    Raises ModelError naming the layer in which the model raised; running out of memory is passed on as it is.
+    """
+    found = Anatomy(micro_batch=micro_batch)
+    inside: list[str] = []
+    held = [*model.parameters(), *model.buffers()]
+    known = {storage_of(t) for t in held if _has_storage(t)}
+    counter = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
+    at_entry: list[int] = []
+
+    def enter(name: str) -> Callable:
+        def hook(module: nn.Module, args: Any) -> None:
+            inside.append(name)
+            at_entry.append(counter.get_total_flops())
+            if name not in found.output_bytes:
+                found.order.append(name)
+
+        return hook
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        name = inside.pop()
+        found.flops[name] += counter.get_total_flops() - at_entry.pop()
+        found.output_bytes[name] = sum(t.nbytes for t in tree_leaves(output) if isinstance(t, torch.Tensor))
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        where = inside[-1] if inside else OUTSIDE
+        if not _has_storage(tensor):
+            found.saved_bytes[where] += tensor.nbytes
+        elif storage_of(tensor) not in known:
+            known.add(storage_of(tensor))
+            found.saved_bytes[where] += tensor.untyped_storage().nbytes()
+        return tensor.detach()  # an output that keeps itself would never be freed
+
+    with ExitStack() as stack:
+        for piece in pieces:
+            if piece.module is not None:
+                stack.callback(piece.module.register_forward_pre_hook(enter(piece.name)).remove)
+                stack.callback(piece.module.register_forward_hook(leave).remove)
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept))
+        stack.enter_context(counter)
+        try:
+            loss = step_loss(model, batch)
+        except Exception as e:
+            if is_out_of_memory(e) or isinstance(e, EvenerError):
+                raise
+            raise _raised(e, inside, micro_batch) from e
+    check_loss(loss)
+    return found
+
+
+def check_loss(loss: Any) -> None:
+    """ModelError unless `loss` is one number that depends on a parameter."""
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        got = (
+            f"a tensor of shape {tuple(loss.shape)}"
+            if isinstance(loss, torch.Tensor)
+            else type(loss).__name__
+        )
+        raise ModelError(f"the loss must be one number, it is {got}", remedy="loss.mean() or loss.sum()")
+    if not loss.requires_grad:
+        raise ModelError(
+            "the loss does not depend on any parameter that requires a gradient",
+            remedy="a loss computed from the model's output, without detach() or no_grad()",
+        )
+
+
+def _raised(error: Exception, inside: list[str], micro_batch: int) -> ModelError:
+    where = f"in layer {inside[-1]!r}" if inside else "outside of its layers or in the loss"
+    text = str(error).strip().splitlines()
+    return ModelError(
+        f"the model raised {type(error).__name__} {where}: {text[-1] if text else 'no message'}",
+        numbers=f"micro-batch of {micro_batch} sample{'s' if micro_batch > 1 else ''}",
+        remedy="a forward pass that works on a batch of that size in a plain loop",
+    )
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.numel() > 0
+
+
+def _cpu_attention() -> dict[Any, Any]:
+    """torch 2.13 counts no FLOPs for the CPU's attention; the formula is that of every other attention."""
+
+    def forward(query, key, value, *args, out_shape=None, **kwargs) -> int:
+        return sdpa_flop_count(query, key, value)
+
+    return {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: forward}

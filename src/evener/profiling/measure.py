@@ -1,0 +1,174 @@
+"""`profile_model`: from an unmodified module to a Profile of one kind of device."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from evener.core.profile import Layer, Profile
+from evener.core.seams import Driver
+from evener.errors import EvenerError, UsageError
+from evener.profiling.anatomy import Anatomy, anatomy
+from evener.profiling.chain import Piece, chain_of, ties
+from evener.profiling.layers import time_layers, time_updates
+from evener.profiling.memory import give_back, is_out_of_memory, state_bytes
+from evener.profiling.steps import StepTimer, Subject, time_steps
+from evener.profiling.timing import Stopwatch
+from evener.profiling.unchanged import left_unchanged
+
+STEPS_PART = 0.6
+"""The part of the budget for whole steps; layers one by one get the rest."""
+
+
+def profile_model(
+    *,
+    model: nn.Module,
+    step_loss: Callable[[nn.Module, Any], torch.Tensor],
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+    batch_of: Callable[[int], Any],
+    kind: str,
+    driver: Driver,
+    device: torch.device | str = "cpu",
+    micro_batches: Sequence[int] | None = None,
+    max_micro_batch: int = 64,
+    memory_bytes: int | None = None,
+    budget_s: float = 60.0,
+    name: str | None = None,
+) -> Profile:
+    """Seconds and bytes of `model`, of each of its layers and of its whole step, on one `kind` of device.
+
+    `step_loss(model, batch)` is the forward pass with the loss, `batch_of(n)` a batch of n real samples,
+    `optimizer(params)` a torch optimiser. `model` is on `device` and is left bit for bit as it was. All
+    work is timed by `driver`, as INPUT, 0F0, 0B0 and STEP, at the sizes `micro_batches` (samples; default:
+    powers of two up to `max_micro_batch`). A size that does not fit in `memory_bytes`, or in the device's
+    memory, is a result. About `budget_s` seconds of the driver's clock are used; the profile's note says
+    what they were too short for.
+
+    Raises ModelError naming the layer in which the model raised. Example: a Linear(1024, 1024) has 4,198,400
+    parameter bytes, 4,096 output bytes and 2,097,152 forward FLOPs a sample.
+    """
+    device = torch.device(device)
+    sizes = _sizes(micro_batches, max_micro_batch)
+    pieces = chain_of(model)
+    subject = Subject(
+        model=model, step_loss=step_loss, batch_of=batch_of, optimizer=optimizer, device=device, kind=kind
+    )
+    watch = Stopwatch(driver, budget_s)
+    with left_unchanged(model, device):
+        scans, unusable, notes = _scan(subject, pieces, sizes)
+        timer = StepTimer(subject, watch)
+        steps, round_s, said = time_steps(
+            timer,
+            [s for s in sizes if s not in unusable],
+            held_bytes=_held_bytes(pieces, scans, timer.optimizer),
+            memory_bytes=memory_bytes,
+            reserve_s=(1 - STEPS_PART) * budget_s,
+        )
+        notes += said
+        updates, said = time_updates(subject, pieces, watch)
+        notes += said
+        timings, said = time_layers(subject, pieces, round_s, updates, watch)
+        notes += said
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return Profile(
+        model=name or type(model).__name__,
+        layers=_layers(pieces, scans),
+        timings=tuple(timings),
+        steps=tuple(steps),
+        gradient_bytes=sum(p.nbytes for p in trainable),
+        state_bytes=state_bytes(timer.optimizer),
+        dtype=str(trainable[0].dtype).removeprefix("torch.") if trainable else "float32",
+        note="; ".join(dict.fromkeys(notes)),
+    )
+
+
+def _sizes(micro_batches: Sequence[int] | None, limit: int) -> list[int]:
+    sizes = sorted(set(micro_batches or [2**k for k in range(limit.bit_length()) if 2**k <= limit]))
+    if not sizes or sizes[0] < 1:
+        raise UsageError(
+            f"micro-batch sizes must be 1 or more, got {', '.join(map(str, sizes)) or 'none'}",
+            remedy="micro_batches=(1, 2, 4)",
+        )
+    return sizes
+
+
+def _scan(
+    subject: Subject, pieces: Sequence[Piece], sizes: Sequence[int]
+) -> tuple[list[Anatomy], list[int], list[str]]:
+    """Anatomies at the two smallest sizes that work, the sizes that do not, and sentences about those.
+
+    A model may refuse the smallest sizes (BatchNorm has no variance over one value); it is an error when it
+    refuses two.
+    """
+    scans: list[Anatomy] = []
+    unusable: list[int] = []
+    notes: list[str] = []
+    for size in sizes:
+        try:
+            batch = subject.batch_of(size)
+            scans.append(anatomy(subject.model, pieces, subject.step_loss, batch, size))
+        except EvenerError as e:
+            if scans or unusable or len(sizes) == 1:
+                raise
+            unusable.append(size)
+            notes.append(f"size {size} left out: {e.what}")
+        except Exception as e:
+            if not is_out_of_memory(e):
+                raise
+            e.__traceback__ = None
+            give_back(subject.device)
+            break  # the climb will find the same and record it
+        if len(scans) == 2:
+            break
+    return scans, unusable, notes
+
+
+def _layers(pieces: Sequence[Piece], scans: Sequence[Anatomy]) -> tuple[Layer, ...]:
+    """The layers in the order in which forward reached them; those it did not reach come last."""
+    order = {name: place for place, name in enumerate(scans[0].order)} if scans else {}
+    tied = ties(tuple(pieces))
+
+    def of(piece: Piece) -> Layer:
+        return Layer(
+            name=piece.name,
+            num_params=sum(p.numel() for p in piece.params),
+            param_bytes=piece.param_bytes,
+            buffer_bytes=sum(b.nbytes for b in piece.buffers),
+            output_bytes_per_sample=round(_per_sample(scans, lambda s: s.output_bytes.get(piece.name, 0))),
+            saved_bytes_per_sample=round(_per_sample(scans, lambda s: s.saved_bytes[piece.name])),
+            flops_per_sample=_per_sample(scans, lambda s: s.flops[piece.name]),
+            tied=tied[piece.name],
+        )
+
+    return tuple(of(p) for p in sorted(pieces, key=lambda p: order.get(p.name, len(order))))
+
+
+def _per_sample(scans: Sequence[Anatomy], count: Callable[[Anatomy], float]) -> float:
+    """The slope over two sizes, so that what does not grow with samples does not count; one size: the ratio."""
+    if len(scans) < 2:
+        return count(scans[0]) / scans[0].micro_batch if scans else 0.0
+    low, high = scans
+    return max(0.0, (count(high) - count(low)) / (high.micro_batch - low.micro_batch))
+
+
+def _held_bytes(
+    pieces: Sequence[Piece], scans: Sequence[Anatomy], optimizer: torch.optim.Optimizer
+) -> Callable[[int], float]:
+    """Predicts the bytes that a step holds at its peak, by micro-batch size.
+
+    parameters + gradients + optimiser state (two per trainable parameter until there is one) + buffers
+    + bytes kept for backward + the largest output, which its gradient meets in backward.
+    """
+    params = {id(p): p for piece in pieces for p in piece.params}.values()
+    trainable = sum(p.nbytes for p in params if p.requires_grad)
+    fixed = sum(p.nbytes for p in params) + trainable
+    fixed += sum(b.nbytes for piece in pieces for b in piece.buffers)
+    saved = _per_sample(scans, lambda s: sum(s.saved_bytes.values()))
+    output = _per_sample(scans, lambda s: max(s.output_bytes.values(), default=0))
+
+    def held(size: int) -> float:
+        state = state_bytes(optimizer) or 2 * trainable
+        return fixed + state + size * (saved + output)
+
+    return held

@@ -1,0 +1,186 @@
+"""Seconds of the whole model's step, as the executor runs it: INPUT, 0F0, 0B0, STEP.
+
+warm up   sizes from small to large, until one does not fit or time is short
+rounds    1 2 4 8 STEP | 1 2 4 8 STEP | ...     all sizes in turn, so that slow spells hit all alike
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from evener.core.profile import StepTiming
+from evener.errors import EvenerError, ModelError
+from evener.profiling.anatomy import check_loss
+from evener.profiling.memory import give_back, is_out_of_memory, peak_since, start_peak
+from evener.profiling.timing import Stopwatch, figure_of, is_steady
+
+LEAST_ROUNDS = 3
+MOST_ROUNDS = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is measured, in the caller's words; see `profile_model`."""
+
+    model: nn.Module
+    step_loss: Callable[[nn.Module, Any], torch.Tensor]
+    batch_of: Callable[[int], Any]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    device: torch.device
+    kind: str
+
+
+@dataclass
+class Samples:
+    """Seconds of one micro-batch size, one entry a round."""
+
+    input_s: list[float] = field(default_factory=list)
+    forward_s: list[float] = field(default_factory=list)
+    backward_s: list[float] = field(default_factory=list)
+
+    @property
+    def last_s(self) -> float:
+        return self.input_s[-1] + self.forward_s[-1] + self.backward_s[-1]
+
+    @property
+    def is_steady(self) -> bool:
+        return is_steady(self.forward_s) and is_steady(self.backward_s)
+
+
+class StepTimer:
+    """Times whole steps of one subject; holds the optimiser that the measurement uses."""
+
+    def __init__(self, subject: Subject, watch: Stopwatch) -> None:
+        self.subject, self.watch = subject, watch
+        self.optimizer = subject.optimizer(subject.model.parameters())
+        self.update_s: list[float] = []
+
+    def once(self, size: int, into: Samples) -> None:
+        """One micro-batch of `size` samples, forward and backward; gradients add up as in a real step.
+
+        Raises ModelError where the model raises; running out of memory is passed on as it is.
+        """
+        subject = self.subject
+        batch, input_s = self.watch.timed("INPUT", lambda: subject.batch_of(size))
+        loss, forward_s = self._guarded("forward", size, lambda: subject.step_loss(subject.model, batch))
+        check_loss(loss)
+        _, backward_s = self._guarded("backward", size, loss.backward)
+        into.input_s.append(input_s)
+        into.forward_s.append(forward_s)
+        into.backward_s.append(backward_s)
+
+    def update(self) -> float:
+        """Seconds of one optimiser step on gradients of zero, which keep the parameters where they are."""
+        for p in self.subject.model.parameters():
+            if p.grad is not None and not p.grad.is_sparse:
+                p.grad.zero_()
+
+        def work() -> None:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=False)
+
+        try:
+            return self.watch.timed("STEP", work, ("update", self.subject.kind))[1]
+        except Exception as e:
+            if is_out_of_memory(e) or isinstance(e, EvenerError):
+                raise
+            raise ModelError(
+                f"the optimiser raised {type(e).__name__}: {e}",
+                remedy="an optimiser whose step() works after backward() in a plain loop",
+            ) from e
+
+    def _guarded(self, phase: str, size: int, work: Callable[[], Any]) -> tuple[Any, float]:
+        action = "0F0" if phase == "forward" else "0B0"
+        try:
+            return self.watch.timed(action, work, ("step", size))
+        except Exception as e:
+            if is_out_of_memory(e) or isinstance(e, EvenerError):
+                raise
+            raise ModelError(
+                f"the model raised {type(e).__name__} in {phase}: {e}",
+                numbers=f"micro-batch of {size} samples",
+                remedy=f"a {phase} pass that works on a batch of that size in a plain loop",
+            ) from e
+
+
+def time_steps(
+    timer: StepTimer,
+    sizes: Sequence[int],
+    *,
+    held_bytes: Callable[[int], float],
+    memory_bytes: int | None,
+    reserve_s: float,
+) -> tuple[list[StepTiming], dict[int, float], list[str]]:
+    """(timings by size, seconds of one round by size, sentences about what was cut).
+
+    `held_bytes(size)` predicts a step's bytes; a size predicted or found not to fit ends the climb.
+    `reserve_s` seconds of the watch's budget are left for what comes after.
+    """
+    taken, peaks, refused, notes = _warm_up(timer, sizes, held_bytes, memory_bytes, reserve_s)
+    samples = {size: Samples() for size in taken}
+    for number in range(MOST_ROUNDS):
+        running = [s for s in samples if not samples[s].is_steady]
+        settled = not running and is_steady(timer.update_s)
+        if settled or (number >= LEAST_ROUNDS and timer.watch.left_s < reserve_s):
+            break
+        for size in running:
+            timer.once(size, samples[size])
+        timer.update_s.append(timer.update())
+    steps = [
+        StepTiming(
+            kind=timer.subject.kind,
+            micro_batch=size,
+            forward_s=figure_of(s.forward_s),
+            backward_s=figure_of(s.backward_s),
+            update_s=figure_of(timer.update_s),
+            input_s=figure_of(s.input_s),
+            peak_bytes=peaks[size],
+        )
+        for size, s in samples.items()
+    ]
+    steps += [StepTiming(kind=timer.subject.kind, micro_batch=size, fits=False) for size in refused]
+    return steps, {size: s.last_s for size, s in samples.items()}, notes
+
+
+def _warm_up(timer, sizes, held_bytes, memory_bytes, reserve_s):
+    """Climb the sizes once: (seconds by size, peaks by size, sizes that do not fit, sentences)."""
+    taken: dict[int, float] = {}
+    peaks: dict[int, Any] = {}
+    notes: list[str] = []
+    device = timer.subject.device
+    for place, size in enumerate(sizes):
+        if memory_bytes is not None and held_bytes(size) > memory_bytes:
+            notes.append(
+                f"{size} samples do not fit: about {held_bytes(size):.3g} of {memory_bytes:.3g} bytes needed"
+            )
+            return taken, peaks, sizes[place:], notes
+        if taken:
+            last = max(taken)
+            this_s = taken[last] * size / last
+            if this_s + LEAST_ROUNDS * (this_s + sum(taken.values())) > timer.watch.left_s - reserve_s:
+                rest = ", ".join(map(str, sizes[place:]))
+                notes.append(f"{timer.subject.kind}: no time for sizes {rest}, a larger budget has")
+                return taken, peaks, [], notes
+        try:
+            if not taken:  # gradients and optimiser state belong to every peak
+                timer.once(size, Samples())
+                timer.update()
+                timer.update()
+            start_peak(device)
+            sample = Samples()
+            timer.once(size, sample)
+            peaks[size] = peak_since(device, (held_bytes(size),))
+            taken[size] = sample.last_s
+        except Exception as e:
+            if not is_out_of_memory(e):
+                raise
+            notes.append(f"{size} samples do not fit: {str(e).strip().splitlines()[0]}")
+            e.__traceback__ = None  # its frames hold the tensors of the attempt
+        else:
+            continue
+        give_back(device)
+        return taken, peaks, sizes[place:], notes
+    return taken, peaks, [], notes
