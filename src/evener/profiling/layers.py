@@ -36,7 +36,7 @@ def caught_inputs(subject: Subject, pieces: Sequence[Piece], size: int) -> dict[
             if piece.module is not None:
                 handle = piece.module.register_forward_pre_hook(catch(piece.name), with_kwargs=True)
                 stack.callback(handle.remove)
-        subject.step_loss(subject.model, subject.batch_of(size))
+        subject.step_loss(subject.model, subject.batch(size))
     return calls
 
 
@@ -114,9 +114,7 @@ def time_layers(
             give_back(subject.device)
     if cut:
         sizes = ", ".join(map(str, sorted(cut)))
-        notes.append(
-            f"{subject.kind}: layers not timed one by one at sizes {sizes}, for want of time or memory"
-        )
+        notes.append(f"{subject.kind}: layers not timed alone at sizes {sizes}, for want of time or memory")
     return sorted(timings, key=lambda t: t.micro_batch), notes
 
 

@@ -106,7 +106,7 @@ def _scan(
     notes: list[str] = []
     for size in sizes:
         try:
-            batch = subject.batch_of(size)
+            batch = subject.batch(size)
             scans.append(anatomy(subject.model, pieces, subject.step_loss, batch, size))
         except EvenerError as e:
             if scans or unusable or len(sizes) == 1:
@@ -145,7 +145,7 @@ def _layers(pieces: Sequence[Piece], scans: Sequence[Anatomy]) -> tuple[Layer, .
 
 
 def _per_sample(scans: Sequence[Anatomy], count: Callable[[Anatomy], float]) -> float:
-    """The slope over two sizes, so that what does not grow with samples does not count; one size: the ratio."""
+    """The slope over two sizes, which leaves out what does not grow with samples; with one size the ratio."""
     if len(scans) < 2:
         return count(scans[0]) / scans[0].micro_batch if scans else 0.0
     low, high = scans

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from evener.core.profile import StepTiming
-from evener.errors import EvenerError, ModelError
+from evener.errors import DataError, EvenerError, ModelError
 from evener.profiling.anatomy import check_loss
 from evener.profiling.memory import give_back, is_out_of_memory, peak_since, start_peak
 from evener.profiling.timing import Stopwatch, figure_of, is_steady
 
 LEAST_ROUNDS = 3
 MOST_ROUNDS = 25
+MOST_A_ROUND = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,18 @@ class Subject:
     optimizer: Callable[[Any], torch.optim.Optimizer]
     device: torch.device
     kind: str
+
+    def batch(self, size: int) -> Any:
+        """A batch of `size` samples; DataError when it cannot be had."""
+        try:
+            return self.batch_of(size)
+        except EvenerError:
+            raise
+        except Exception as e:
+            raise DataError(
+                f"reading a batch of {size} samples failed: {type(e).__name__}: {e}",
+                remedy="samples that can be read and collated in a plain loop",
+            ) from e
 
 
 @dataclass
@@ -64,7 +77,7 @@ class StepTimer:
         Raises ModelError where the model raises; running out of memory is passed on as it is.
         """
         subject = self.subject
-        batch, input_s = self.watch.timed("INPUT", lambda: subject.batch_of(size))
+        batch, input_s = self.watch.timed("INPUT", lambda: subject.batch(size))
         loss, forward_s = self._guarded("forward", size, lambda: subject.step_loss(subject.model, batch))
         check_loss(loss)
         _, backward_s = self._guarded("backward", size, loss.backward)
@@ -126,8 +139,11 @@ def time_steps(
         settled = not running and is_steady(timer.update_s)
         if settled or (number >= LEAST_ROUNDS and timer.watch.left_s < reserve_s):
             break
+        longest_s = max((taken[s] for s in running), default=0.0)
         for size in running:
-            timer.once(size, samples[size])
+            # Short steps scatter most and cost least: they are taken more than once a round.
+            for _ in range(_times_a_round(taken[size], longest_s)):
+                timer.once(size, samples[size])
         timer.update_s.append(timer.update())
     steps = [
         StepTiming(
@@ -143,6 +159,11 @@ def time_steps(
     ]
     steps += [StepTiming(kind=timer.subject.kind, micro_batch=size, fits=False) for size in refused]
     return steps, {size: s.last_s for size, s in samples.items()}, notes
+
+
+def _times_a_round(size_s: float, longest_s: float) -> int:
+    """As often as fits in a quarter of the longest step, 1 to 5 times."""
+    return max(1, min(MOST_A_ROUND, int(longest_s / 4 / size_s))) if size_s > 0 else 1
 
 
 def _warm_up(timer, sizes, held_bytes, memory_bytes, reserve_s):
