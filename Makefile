@@ -9,7 +9,7 @@ CODE := src tests examples $(wildcard benchmarks)
 
 # A byte-level transformer on rehearsed devices of 8, 4, 2 and 2 GFLOP/s.
 train: setup
-	$(BIN)/evener train examples/text.py --steps 130 --rehearse examples/fleets/8-4-2-2.json
+	$(BIN)/evener train examples/text.py --steps 120 --rehearse examples/fleets/8-4-2-2.json
 
 setup: $(STAMP)
 
