@@ -1,0 +1,101 @@
+"""How long one pipeline takes for its micro-batches under 1F1B, for stages of any length.
+
+stage 0   F0 F1 F2 .. .. B0 F3 B1 F4 B2 .. B3 .. B4        in flight on stage s of S: at most S - s
+stage 1   .. F0 F1 .. B0 F2 B1 F3 B2 F4 B3 .. B4
+stage 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+EXACT_ACTIONS = 10_000
+"""Above this many actions the steady state is continued instead of played out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """Seconds of a stage: one full micro-batch and the smaller last one, and its fixed start.
+
+    `send_s` is the time to the next stage, one way; the gradient on its way back takes as long.
+    """
+
+    forward_s: float
+    backward_s: float
+    send_s: float = 0.0
+    last_forward_s: float | None = None
+    last_backward_s: float | None = None
+    last_send_s: float | None = None
+    start_s: float = 0.0
+
+    @property
+    def work_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+def one_f_one_b(stages: Sequence[StageTimes], micro_batches: int) -> list[float]:
+    """Seconds at which each stage ends its last backward; their maximum is the makespan.
+
+    Each action starts when its data is there and its stage is free. Without transfers and with equal stages
+    this is Σ t + (m - 1)·max t. Example (K15): stages of 6 and 6 (device times 1 and 3, cut 6 + 2), 8
+    micro-batches: 54.
+    """
+    most = max(8 * len(stages) + 8, EXACT_ACTIONS // (2 * len(stages)))
+    if micro_batches <= most:
+        return _play(stages, micro_batches)
+    seconds, length = _critical(stages)
+    left = -(-(micro_batches - most) // length)
+    return [end + left * length * seconds for end in _play(stages, micro_batches - left * length)]
+
+
+def _play(stages: Sequence[StageTimes], micro_batches: int) -> list[float]:
+    count, m = len(stages), micro_batches
+    forward = [s.forward_s for s in stages]
+    backward = [s.backward_s for s in stages]
+    send = [s.send_s for s in stages]
+    last_forward = [s.forward_s if s.last_forward_s is None else s.last_forward_s for s in stages]
+    last_backward = [s.backward_s if s.last_backward_s is None else s.last_backward_s for s in stages]
+    last_send = [s.send_s if s.last_send_s is None else s.last_send_s for s in stages]
+    free = [s.start_s for s in stages]
+    came_back = [0.0] * count  # when the backward last played on a stage ended
+    for i in range(m + count):
+        for s in range(count):
+            j = i - (count - s)
+            if not 0 <= j < m:
+                continue
+            end = j == m - 1
+            ready = 0.0
+            if s + 1 < count:
+                ready = came_back[s + 1] + (last_send[s] if end else send[s])
+            free[s] = max(free[s], ready) + (last_backward[s] if end else backward[s])
+            came_back[s] = free[s]
+        if i < m:
+            end = i == m - 1
+            arrived = 0.0
+            for s in range(count):
+                free[s] = max(free[s], arrived) + (last_forward[s] if end else forward[s])
+                arrived = free[s] + (last_send[s] if end else send[s])
+    return free
+
+
+def period_s(stages: Sequence[StageTimes]) -> float:
+    """Seconds between two micro-batches in the steady state of 1F1B.
+
+        max over stages a..b of (Σ t + 2·Σ send) / (b - a + 1)
+
+    One micro-batch more is in flight on each stage before, so a round trip through a..b returns b - a + 1
+    of them.
+    Example: two stages of 3 s and a link of 1 s: max(3, (6 + 2) / 2) = 4 s.
+    """
+    return _critical(stages)[0]
+
+
+def _critical(stages: Sequence[StageTimes]) -> tuple[float, int]:
+    """(period, micro-batches after which the steady state repeats) of the stages that set the pace."""
+    best, length = 0.0, 1
+    for a in range(len(stages)):
+        total = 0.0
+        for b in range(a, len(stages)):
+            total += stages[b].work_s + (2 * stages[b - 1].send_s if b > a else 0.0)
+            if total > best * (b - a + 1):
+                best, length = total / (b - a + 1), b - a + 1
+    return best, length

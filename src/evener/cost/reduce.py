@@ -1,0 +1,74 @@
+"""When the gradients of a plan are summed: layer by layer from the end of the chain, behind the last
+backward.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evener.core.buckets import BUCKET_BYTES, fill_buckets
+from evener.cost.communication import Network
+from evener.cost.memory import ModelBytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A device that holds layers `span`: when its last backward ends and what that took by layer."""
+
+    device: str
+    span: tuple[int, int]
+    end_s: float
+    backward_s: np.ndarray
+
+
+def reduction_ends(network: Network, model: ModelBytes, holders: Sequence[Holder]) -> float:
+    """Seconds at which the last gradient is summed; 0 when no layer has two holders.
+
+    Layers with the same holders share buckets. A bucket starts when it is ready on all its holders and each
+    of them is done with its bucket before: end = max(ready, ends before) + all-reduce. A layer above the
+    bucket limit goes in pieces that become ready evenly; only the first and the last of them can set the end.
+    """
+    sizes = np.diff(model.gradients)
+    number = {h.device: i for i, h in enumerate(holders)}
+    free = np.zeros(len(number))
+    ready = _ready(holders, model.num_layers)
+    for first, last, members in _segments(holders, model.num_layers):
+        if len(members) < 2:
+            continue
+        names = tuple(holders[m].device for m in members)
+        at = np.array([number[n] for n in names])
+        latest = ready[members].max(axis=0)
+        for bucket in fill_buckets([int(sizes[i]) for i in range(first, last)], BUCKET_BYTES):
+            layers = [first + i for i in bucket]
+            num_bytes = float(sizes[layers].sum())
+            if not num_bytes:
+                continue
+            pieces = -(-int(num_bytes) // BUCKET_BYTES)
+            one = network.all_reduce_s(names, num_bytes / pieces)
+            end_ready = latest[layers[-1]]
+            begin = latest[layers[-1] + 1] if pieces > 1 else end_ready
+            first_ready = begin + (end_ready - begin) / pieces
+            end = max(free[at].max() + pieces * one, first_ready + pieces * one, end_ready + one)
+            free[at] = end
+    return float(free.max()) if len(free) else 0.0
+
+
+def _ready(holders: Sequence[Holder], num_layers: int) -> np.ndarray:
+    """Seconds at which the backward of each layer is done, by holder; column L stands for its start."""
+    table = np.zeros((len(holders), num_layers + 1))
+    for row, h in enumerate(holders):
+        first, last = h.span
+        before = np.concatenate([[0.0], h.backward_s[first:last].cumsum()])
+        table[row, first : last + 1] = h.end_s - before
+    return table
+
+
+def _segments(holders: Sequence[Holder], num_layers: int) -> list[tuple[int, int, list[int]]]:
+    """(first, end, holders) of runs of layers with the same holders, from the end of the chain."""
+    cuts = sorted({0, num_layers, *(edge for h in holders for edge in h.span)})
+    return [
+        (a, b, [i for i, h in enumerate(holders) if h.span[0] <= a and b <= h.span[1]])
+        for a, b in reversed(list(itertools.pairwise(cuts)))
+    ]

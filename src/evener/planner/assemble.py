@@ -1,0 +1,57 @@
+"""From options to a plan: names for groups, samples for shares, layers for cuts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from evener.core.plan import LeftOut, Pipeline, Plan, Share, Stage
+from evener.planner.blocks import Tables
+from evener.planner.options import Option, seconds_of
+
+
+class Names:
+    """Hands out the devices of each group, first come first served."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._left = [list(g.names) for g in tables.groups]
+
+    def take(self, group: int) -> str:
+        return self._left[group].pop(0)
+
+
+def pipeline_of(tables: Tables, option: Option, samples: int, names: Names) -> Pipeline:
+    """The option as a pipeline that takes `samples` of each global batch."""
+    layers = [x.name for x in tables.model.profile.layers]
+    stages = []
+    for s, block in enumerate(option.blocks):
+        first, last = option.cuts[s], option.cuts[s + 1]
+        held = min(len(option.blocks) - s, option.most_micro_batches or len(option.blocks))
+        table = tables.stage(block, option.micro_batch, held)
+        parts = table.splits[table.split[first, last]]
+        shares = tuple(Share(devices=(names.take(g),), samples=n) for g, n in zip(block, parts, strict=True))
+        stages.append(
+            Stage(
+                layers=tuple(layers[first:last]),
+                shares=shares,
+                recompute=bool(table.recompute[first, last]),
+            )
+        )
+    return Pipeline(samples=samples, micro_batch=option.micro_batch, stages=tuple(stages))
+
+
+def plan_of(tables: Tables, global_batch: int, parts: Sequence[tuple[Option, int]], left: str = "") -> Plan:
+    """The options with their samples as a plan; who is not used is left out with the reason `left`."""
+    names = Names(tables)
+    pipelines = tuple(pipeline_of(tables, option, n, names) for option, n in parts if n)
+    used = {d for p in pipelines for d in p.devices}
+    out = tuple(LeftOut(device=d.name, reason=left) for d in tables.model.fleet.devices if d.name not in used)
+    schedule = "1f1b" if any(len(p.stages) > 1 for p in pipelines) else "gpipe"
+    return Plan(global_batch=global_batch, pipelines=pipelines, schedule=schedule, left_out=out)
+
+
+def curve_of(options: Sequence[Option], global_batch: int, *, beside: bool) -> tuple[list[float], np.ndarray]:
+    """(seconds, number of the fastest option) by samples from 0 to the global batch."""
+    rows = seconds_of(options, np.arange(global_batch + 1), beside=beside)
+    seconds = rows.min(axis=0)
+    seconds[0] = 0.0
+    return np.maximum.accumulate(seconds).tolist(), rows.argmin(axis=0)

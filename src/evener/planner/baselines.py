@@ -1,0 +1,76 @@
+"""What people do without a planner: one device, even data parallelism, an even pipeline."""
+
+from evener.core.job import Job
+from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.split import apportion, spans_of
+from evener.cost.evaluate import evaluate
+from evener.planner.assemble import plan_of
+from evener.planner.blocks import Tables
+from evener.planner.options import Option
+
+
+def baselines(tables: Tables, job: Job) -> list[tuple[str, Plan | None]]:
+    """(name, plan) of each; None where it does not fit. The best micro-batch of a few is taken for each."""
+    sizes = [job.micro_batch] if job.micro_batch else [2**k for k in range(job.global_batch.bit_length())]
+    devices = [(g, n) for g, group in enumerate(tables.groups) for n in group.names]
+    single = [((g,), [g]) for g in range(len(tables.groups))]
+    found: list[tuple[str, Plan | None]] = [
+        (
+            "best single device",
+            _best(tables, job, [_one(tables, job, g, b) for g in range(len(single)) for b in sizes]),
+        ),
+        ("even data parallel", _best(tables, job, [_even_data(tables, job, b) for b in sizes])),
+    ]
+    if 1 < len(devices) <= tables.num_layers:
+        found.append(("even pipeline", _best(tables, job, [_even_pipeline(tables, job, b) for b in sizes])))
+    return found
+
+
+def _best(tables: Tables, job: Job, plans: list[Plan | None]) -> Plan | None:
+    fitting = [p for p in plans if p is not None]
+    return min(fitting, key=lambda p: evaluate(tables.model, p).step_s, default=None)
+
+
+def _one(tables: Tables, job: Job, group: int, size: int) -> Plan | None:
+    size = min(size, job.global_batch)
+    if not _fits(tables, group, 0, tables.num_layers, size, 1):
+        return None
+    option = Option(blocks=((group,),), cuts=(0, tables.num_layers), micro_batch=size, fill_s=0, period_s=0)
+    return plan_of(tables, job.global_batch, ((option, job.global_batch),))
+
+
+def _even_data(tables: Tables, job: Job, size: int) -> Plan | None:
+    groups = [g for g, group in enumerate(tables.groups) for _ in group.names]
+    parts = []
+    for g, n in zip(groups, apportion(job.global_batch, [1] * len(groups)), strict=True):
+        if n:
+            micro = min(size, n)
+            if not _fits(tables, g, 0, tables.num_layers, micro, 1):
+                return None
+            option = Option(
+                blocks=((g,),), cuts=(0, tables.num_layers), micro_batch=micro, fill_s=0, period_s=0
+            )
+            parts.append((option, n))
+    return plan_of(tables, job.global_batch, parts)
+
+
+def _even_pipeline(tables: Tables, job: Job, size: int) -> Plan | None:
+    size = min(size, job.global_batch)
+    layers = [x.name for x in tables.model.profile.layers]
+    spans = spans_of(apportion(len(layers), [1] * len(tables.model.fleet.devices)))
+    group_of = {n: g for g, group in enumerate(tables.groups) for n in group.names}
+    stages = []
+    for s, (device, (first, last)) in enumerate(zip(tables.model.fleet.devices, spans, strict=True)):
+        if not _fits(tables, group_of[device.name], first, last, size, len(spans) - s):
+            return None
+        share = Share(devices=(device.name,), samples=size)
+        stages.append(Stage(layers=tuple(layers[first:last]), shares=(share,)))
+    pipeline = Pipeline(samples=job.global_batch, micro_batch=size, stages=tuple(stages))
+    return Plan(global_batch=job.global_batch, pipelines=(pipeline,), schedule="1f1b")
+
+
+def _fits(tables: Tables, group: int, first: int, last: int, size: int, in_flight: int) -> bool:
+    if size > tables.model.layers(tables.groups[group].kind).largest:
+        return False
+    table = tables.stage((group,), size, in_flight)
+    return bool(table.work_s[first, last] < float("inf")) and not table.recompute[first, last]

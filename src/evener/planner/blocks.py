@@ -1,0 +1,176 @@
+"""Who can run one stage, and how long every run of layers takes them: tables for the search."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evener.cost.communication import shares_send_s
+from evener.cost.evaluate import CostModel
+from evener.planner.groups import Group
+
+Block = tuple[int, ...]
+"""Groups (by number, sorted) whose devices share one stage; (0, 0, 2) is two of group 0 and one of group 2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTable:
+    """Seconds and choices of one block by layers i..j-1, for one micro-batch size; infinite where none
+    fits.
+    """
+
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+    split: np.ndarray
+    recompute: np.ndarray
+    splits: tuple[tuple[int, ...], ...]
+
+    @property
+    def work_s(self) -> np.ndarray:
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """Stage tables of a fleet's groups, made when first asked for."""
+
+    model: CostModel
+    groups: tuple[Group, ...]
+    recompute: bool = True
+    _tables: dict[tuple, StageTable] = field(default_factory=dict)
+    _members: dict[tuple, tuple] = field(default_factory=dict)
+    _sends: dict[tuple, np.ndarray] = field(default_factory=dict)
+    _reduces: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
+
+    @property
+    def num_layers(self) -> int:
+        return self.model.bytes.num_layers
+
+    def stage(self, block: Block, micro_batch: int, in_flight: int) -> StageTable:
+        """The best split and recomputation of each run of layers with `in_flight` micro-batches held."""
+        key = (block, micro_batch, in_flight)
+        if key not in self._tables:
+            self._tables[key] = self._made(block, micro_batch, in_flight)
+        return self._tables[key]
+
+    def _made(self, block: Block, micro_batch: int, in_flight: int) -> StageTable:
+        count = self.num_layers + 1
+        forward = np.full((count, count), np.inf)
+        backward = np.full((count, count), np.inf)
+        split = np.zeros((count, count), dtype=np.int32)
+        recomputed = np.zeros((count, count), dtype=bool)
+        splits = tuple(_splits(micro_batch, block))
+        for again in (False, True) if self.recompute else (False,):
+            for number, parts in enumerate(splits):
+                members = [self._member(g, n, in_flight, again) for g, n in zip(block, parts, strict=True)]
+                f = np.maximum.reduce([m[0] for m in members])
+                b = np.maximum.reduce([m[1] for m in members])
+                better = f + b < forward + backward
+                forward = np.where(better, f, forward)
+                backward = np.where(better, b, backward)
+                split[better] = number
+                recomputed[better] = again
+        return StageTable(
+            forward_s=forward, backward_s=backward, split=split, recompute=recomputed, splits=splits
+        )
+
+    def _member(self, group: int, samples: int, in_flight: int, again: bool) -> tuple[np.ndarray, np.ndarray]:
+        """(forward, backward) seconds by (i, j) of one device; infinite where i ≥ j or memory is short."""
+        kind, usable = self.groups[group].kind, self.groups[group].usable_bytes
+        key = (kind, usable, samples, in_flight, again)
+        if key not in self._members:
+            self._members[key] = self._of_member(kind, usable, samples, in_flight, again)
+        return self._members[key]
+
+    def _of_member(self, kind: str, usable: float, samples: int, in_flight: int, again: bool) -> tuple:
+        layers = self.model.layers(kind)
+        if samples > layers.largest:
+            never = np.full((self.num_layers + 1, self.num_layers + 1), np.inf)
+            return never, never
+        sums = [np.concatenate([[0.0], x.cumsum()]) for x in layers.seconds(samples)]
+        f, b = (s[None, :] - s[:, None] for s in sums)
+        step = self.model.step(kind)
+        if step:
+            f[0] += step.input_s[min(samples, step.largest)]
+        i, j = np.arange(self.num_layers + 1)[:, None], np.arange(self.num_layers + 1)[None, :]
+        data = self.model.bytes
+        last = np.maximum(j - 1, 0)
+        saved = data.saved[j] - data.saved[i]
+        entering = np.where(i > 0, data.output[np.maximum(i - 1, 0)], 0.0)
+        acts = in_flight * entering + saved if again else in_flight * saved
+        held = data.fixed(i, j) + samples * (acts + 2 * (entering + data.output[last]))
+        if step and step.peak_bytes.any() and samples <= step.largest and not again:
+            held[0, -1] = step.peak_bytes[samples]
+        bad = (i >= j) | (held > usable)
+        return np.where(bad, np.inf, f), np.where(bad, np.inf, b + f if again else b)
+
+    def shared_reduce_s(self, block: Block) -> np.ndarray:
+        """Seconds to sum each layer's gradients inside a shared stage; 0 for a single device."""
+        return self._reduce_s(tuple(name for name, _ in self._even(block, 0, len(block))))
+
+    def least_reduce_s(self, block: Block) -> np.ndarray:
+        """Seconds to sum each layer's gradients with the nearest other device, the least that any sum can
+        take.
+        """
+        worst = np.zeros(self.num_layers)
+        for group in set(block):
+            name = self.groups[group].names[0]
+            near = [g.names[-1] for g in self.groups if g.names[-1] != name]
+            if near:
+                worst = np.maximum(worst, np.minimum.reduce([self._reduce_s((name, n)) for n in near]))
+        return np.maximum(worst, self.shared_reduce_s(block))
+
+    def _reduce_s(self, names: tuple[str, ...]) -> np.ndarray:
+        if names not in self._reduces:
+            sizes = np.diff(self.model.bytes.gradients)
+            self._reduces[names] = np.array(
+                [self.model.network.all_reduce_s(names, s) if s else 0.0 for s in sizes]
+            )
+        return self._reduces[names]
+
+    def is_tight(self, blocks: Sequence[Block]) -> bool:
+        """Whether memory could rule out a pipeline over these blocks: then short runs are worth a look."""
+        data = self.model.bytes
+        whole = float(data.fixed(0, self.num_layers)) + len(blocks) * float(data.saved[-1])
+        return any(self.groups[g].usable_bytes < whole for block in blocks for g in block)
+
+    def send_s(self, before: Block, after: Block, micro_batch: int) -> np.ndarray:
+        """Seconds from one block to the next by the number of layers before the cut, parts taken as even."""
+        key = (before, after, micro_batch)
+        if key not in self._sends:
+            senders, receivers = (
+                self._even(before, 0, micro_batch),
+                self._even(after, len(before), micro_batch),
+            )
+            self._sends[key] = np.array(
+                [0.0]
+                + [
+                    shares_send_s(self.model.network, senders, receivers, size)
+                    for size in self.model.bytes.output
+                ]
+            )
+        return self._sends[key]
+
+    def _even(self, block: Block, skip: int, micro_batch: int) -> list[tuple[str, int]]:
+        named = []
+        for place, group in enumerate(block):
+            names = self.groups[group].names
+            part = micro_batch // len(block) + (place < micro_batch % len(block))
+            named.append((names[min(place + skip, len(names) - 1)], part))
+        return named
+
+
+def _splits(micro_batch: int, block: Block) -> Iterator[tuple[int, ...]]:
+    """All ways to share a micro-batch among the members, none empty, equal members in falling order."""
+    for edges in itertools.combinations(range(1, micro_batch), len(block) - 1):
+        parts = tuple(b - a for a, b in zip((0, *edges), (*edges, micro_batch), strict=True))
+        equal = zip(block, block[1:], parts, parts[1:], strict=False)
+        if all(g != h or n >= m for g, h, n, m in equal):
+            yield parts
+
+
+def counts_of(blocks: Sequence[Block], num_groups: int) -> tuple[int, ...]:
+    """Devices of each group that a sequence of blocks takes."""
+    flat = [g for block in blocks for g in block]
+    return tuple(flat.count(g) for g in range(num_groups))

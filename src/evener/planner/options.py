@@ -1,0 +1,193 @@
+"""Every pipeline that a few devices can form: all orders, shared stages and cuts; exact for small fleets.
+
+A pipeline under 1F1B takes about fill + (m - 1)·period for m micro-batches, so that an option is a straight
+line in m. For each set of devices only the lines that are lowest somewhere are kept.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evener.planner.blocks import Block, Tables
+
+Counts = tuple[int, ...]
+_MOST_CUTS = 4000
+KEPT = 6
+CUTS_KEPT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One pipeline: blocks in order, where each begins, and what a step of m micro-batches takes.
+
+    `fill_s` includes what shared stages reduce by themselves; `beside_s` is added when other pipelines hold
+    the same layers, at the cheapest reduction there can be.
+    """
+
+    blocks: tuple[Block, ...]
+    cuts: tuple[int, ...]
+    micro_batch: int
+    fill_s: float
+    period_s: float
+    beside_s: float = 0.0
+    most_micro_batches: int | None = None
+
+
+def sequences(counts: Counts, most_members: int = 3) -> Iterator[tuple[Block, ...]]:
+    """All ordered ways to put exactly these devices into stages of up to `most_members` devices."""
+    if not any(counts):
+        yield ()
+        return
+    for block in blocks_within(counts, most_members):
+        rest = tuple(k - block.count(g) for g, k in enumerate(counts))
+        for others in sequences(rest, most_members):
+            yield (block, *others)
+
+
+def blocks_within(counts: Counts, most_members: int) -> Iterator[Block]:
+    """All blocks that these devices can form."""
+    have = [g for g, k in enumerate(counts) if k]
+    for size in range(1, most_members + 1):
+        for block in itertools.combinations_with_replacement(have, size):
+            if all(block.count(g) <= counts[g] for g in set(block)):
+                yield block
+
+
+def sub_counts(counts: Counts) -> Iterator[Counts]:
+    """All non-empty count vectors up to `counts`."""
+    for chosen in itertools.product(*(range(k + 1) for k in counts)):
+        if any(chosen):
+            yield chosen
+
+
+def options_of(
+    tables: Tables, counts: Counts, sizes: tuple[int, ...], global_batch: int, most_members: int
+) -> list[Option]:
+    """The options of exactly these devices that are fastest for some number of samples."""
+    found: list[Option] = []
+    for blocks in sequences(counts, most_members):
+        if len(blocks) <= tables.num_layers:
+            short = range(1, len(blocks)) if tables.is_tight(blocks) else ()
+            for most in (None, *short):
+                found += _best_cuts(tables, blocks, sizes, global_batch, most)
+    return lowest(found, global_batch)
+
+
+def lowest(options: list[Option], global_batch: int, keep: int = KEPT) -> list[Option]:
+    """The `keep` fastest for each number of samples, alone and beside others, each once."""
+    if not options:
+        return []
+    samples = np.arange(1, global_batch + 1)
+    if len(samples) > 64:
+        samples = np.unique(np.geomspace(1, global_batch, 64).round().astype(int))
+    first = min(keep, len(options))
+    rows = [
+        np.argpartition(seconds_of(options, samples, beside=beside), first - 1, axis=0)[:first]
+        for beside in (False, True)
+    ]
+    return [options[i] for i in np.unique(np.concatenate(rows))]
+
+
+def seconds_of(options: Sequence[Option], samples: np.ndarray, *, beside: bool) -> np.ndarray:
+    """Estimated seconds by (option, samples); a smaller last micro-batch counts by its part of the period."""
+    fill = np.array([o.fill_s + (o.beside_s if beside else 0.0) for o in options])[:, None]
+    period = np.array([o.period_s for o in options])[:, None]
+    size = np.array([o.micro_batch for o in options])[:, None]
+    most = np.array([o.most_micro_batches or np.inf for o in options])[:, None]
+    number = samples[None, :] / size
+    return np.where(number <= most, fill + np.maximum(number - 1, 0.0) * period, np.inf)
+
+
+def _best_cuts(
+    tables: Tables, blocks: tuple[Block, ...], sizes: tuple[int, ...], global_batch: int, most: int | None
+) -> list[Option]:
+    """The best cuts of one order; with `most` for runs of so few micro-batches that less memory is held."""
+    count = len(blocks)
+    cuts = _cuts(tables.num_layers, count)
+    found = []
+    for size in sizes:
+        if any(len(b) > size for b in blocks):
+            continue
+        held = [min(count - s, most or count) for s in range(count)]
+        stages = [tables.stage(block, size, k) for block, k in zip(blocks, held, strict=True)]
+        ends = [(cuts[:, s], cuts[:, s + 1]) for s in range(count)]
+        backward = np.stack([t.backward_s[e] for t, e in zip(stages, ends, strict=True)])
+        work = backward + np.stack([t.forward_s[e] for t, e in zip(stages, ends, strict=True)])
+        possible = np.isfinite(work).all(axis=0)
+        if not possible.any():
+            continue
+        sends = np.zeros_like(work)
+        for s in range(count - 1):
+            sends[s] = tables.send_s(blocks[s], blocks[s + 1], size)[cuts[:, s + 1]]
+        work[:, ~possible] = 1e30
+        shared, beside = _reductions(tables, blocks, ends, backward, sends)
+        fill = work.sum(axis=0) + 2 * sends.sum(axis=0) + shared
+        period = _period(work, sends)
+        beside = np.maximum(beside - shared, 0.0)
+        chosen = set()
+        for m in _some_numbers(min(-(-global_batch // size), most or global_batch)):
+            for extra in (0.0, beside):
+                order = np.argsort(fill + extra + (m - 1) * period)[:CUTS_KEPT]
+                chosen |= {int(i) for i in order if possible[i]}
+        found += [
+            Option(
+                blocks=blocks,
+                cuts=tuple(int(c) for c in cuts[i]),
+                micro_batch=size,
+                fill_s=float(fill[i]),
+                period_s=float(period[i]),
+                beside_s=float(beside[i]),
+                most_micro_batches=most,
+            )
+            for i in sorted(chosen)
+        ]
+    return found
+
+
+def _reductions(
+    tables: Tables, blocks: tuple[Block, ...], ends: list, backward: np.ndarray, sends: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds after the pipeline's end until gradients are summed: by its shared stages alone, beside others.
+
+    Stage s ends its last backward earlier than stage 0 by the backwards and sends before it. Its reduction
+    shows for its first layer's at least, for all its layers' less its backward if that is more.
+    """
+    shared = np.zeros(backward.shape[1])
+    beside = np.zeros(backward.shape[1])
+    earlier = np.zeros(backward.shape[1])
+    for s, block in enumerate(blocks):
+        first, last = ends[s]
+        for kind, whole in (
+            ("shared", tables.shared_reduce_s(block)),
+            ("beside", tables.least_reduce_s(block)),
+        ):
+            sums = np.concatenate([[0.0], whole.cumsum()])
+            shown = np.maximum(whole[first], sums[last] - sums[first] - backward[s]) - earlier
+            if kind == "shared":
+                shared = np.maximum(shared, shown)
+            else:
+                beside = np.maximum(beside, shown)
+        earlier = earlier + backward[s] + sends[s]
+    return shared, beside
+
+
+def _period(work: np.ndarray, sends: np.ndarray) -> np.ndarray:
+    """The steady state of 1F1B for many cuts at once; see `evener.cost.pipeline.period_s`."""
+    best = work.max(axis=0)
+    for a in range(len(work)):
+        total = work[a].copy()
+        for b in range(a + 1, len(work)):
+            total = total + work[b] + 2 * sends[b - 1]
+            best = np.maximum(best, total / (b - a + 1))
+    return best
+
+
+def _some_numbers(most: int) -> list[int]:
+    return sorted({1, 2, 3, most, *(2**k for k in range(2, most.bit_length()))} & set(range(1, most + 1)))
+
+
+def _cuts(num_layers: int, stages: int) -> np.ndarray:
+    inner = itertools.islice(itertools.combinations(range(1, num_layers), stages - 1), _MOST_CUTS)
+    return np.array([(0, *c, num_layers) for c in inner])
