@@ -1,4 +1,4 @@
-"""One device's steps in this process: seconds by cause, verdicts, what travels, who is named when it fails."""
+"""One device's steps in this process: seconds by cause, verdicts, what travels, who is named on failure."""
 
 import itertools
 from collections.abc import Callable
