@@ -14,8 +14,7 @@ from evener.core.figures import Curve
 from evener.core.fleet import Fleet, Link
 from evener.core.profile import Profile
 from evener.core.seams import Wire
-
-# from evener.profiling import profile_model
+from evener.profiling import merge_profiles, profile_model
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.site import Site, open_site
