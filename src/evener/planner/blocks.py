@@ -42,6 +42,9 @@ class Tables:
     _members: dict[tuple, tuple] = field(default_factory=dict)
     _sends: dict[tuple, np.ndarray] = field(default_factory=dict)
     _reduces: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
+    _shared: dict[Block, np.ndarray] = field(default_factory=dict)
+    _least: dict[Block, np.ndarray] = field(default_factory=dict)
+    _stacks: dict[tuple, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     @property
     def num_layers(self) -> int:
@@ -105,28 +108,48 @@ class Tables:
         bad = (i >= j) | (held > usable)
         return np.where(bad, np.inf, f), np.where(bad, np.inf, b + f if again else b)
 
+    def stacked(self, block: Block, sizes: tuple[int, ...], in_flight: int) -> tuple[np.ndarray, np.ndarray]:
+        """(forward, backward) seconds of `stage` for several micro-batch sizes as sizes × i × j."""
+        key = (block, sizes, in_flight)
+        if key not in self._stacks:
+            made = [self.stage(block, b, in_flight) for b in sizes]
+            self._stacks[key] = (
+                np.stack([t.forward_s for t in made]),
+                np.stack([t.backward_s for t in made]),
+            )
+        return self._stacks[key]
+
+    def stacked_sends(self, before: Block, after: Block, sizes: tuple[int, ...]) -> np.ndarray:
+        """`send_s` for several micro-batch sizes as sizes × cut."""
+        key = (before, after, sizes)
+        if key not in self._sends:
+            self._sends[key] = np.stack([self.send_s(before, after, b) for b in sizes])
+        return self._sends[key]
+
     def shared_reduce_s(self, block: Block) -> np.ndarray:
-        """Seconds to sum each layer's gradients inside a shared stage; 0 for a single device."""
-        return self._reduce_s(tuple(name for name, _ in self._even(block, 0, len(block))))
+        """Running seconds over the layers to sum their gradients inside a shared stage."""
+        if block not in self._shared:
+            names = tuple(name for name, _ in self._even(block, 0, len(block)))
+            self._shared[block] = _running(self._reduce_s(names))
+        return self._shared[block]
 
     def least_reduce_s(self, block: Block) -> np.ndarray:
-        """Seconds to sum each layer's gradients with the nearest other device, the least that any sum can
-        take.
-        """
-        worst = np.zeros(self.num_layers)
-        for group in set(block):
-            name = self.groups[group].names[0]
-            near = [g.names[-1] for g in self.groups if g.names[-1] != name]
-            if near:
-                worst = np.maximum(worst, np.minimum.reduce([self._reduce_s((name, n)) for n in near]))
-        return np.maximum(worst, self.shared_reduce_s(block))
+        """Running seconds to sum gradients with the nearest other device: the least that any sum can take."""
+        if block not in self._least:
+            worst = np.diff(self.shared_reduce_s(block))
+            for group in set(block):
+                name = self.groups[group].names[0]
+                near = [g.names[-1] for g in self.groups if g.names[-1] != name]
+                if near:
+                    worst = np.maximum(worst, np.minimum.reduce([self._reduce_s((name, n)) for n in near]))
+            self._least[block] = _running(worst)
+        return self._least[block]
 
     def _reduce_s(self, names: tuple[str, ...]) -> np.ndarray:
         if names not in self._reduces:
             sizes = np.diff(self.model.bytes.gradients)
-            self._reduces[names] = np.array(
-                [self.model.network.all_reduce_s(names, s) if s else 0.0 for s in sizes]
-            )
+            seconds = [self.model.network.all_reduce_s(names, s) if s else 0.0 for s in sizes]
+            self._reduces[names] = np.array(seconds)
         return self._reduces[names]
 
     def is_tight(self, blocks: Sequence[Block]) -> bool:
@@ -159,6 +182,10 @@ class Tables:
             part = micro_batch // len(block) + (place < micro_batch % len(block))
             named.append((names[min(place + skip, len(names) - 1)], part))
         return named
+
+
+def _running(values: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0.0], values.cumsum()])
 
 
 def _splits(micro_batch: int, block: Block) -> Iterator[tuple[int, ...]]:

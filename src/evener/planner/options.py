@@ -7,6 +7,7 @@ line in m. For each set of devices only the lines that are lowest somewhere are 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from evener.planner.blocks import Block, Tables
 
 Counts = tuple[int, ...]
 _MOST_CUTS = 4000
-KEPT = 6
+KEPT = 8
 CUTS_KEPT = 2
 
 
@@ -103,74 +104,76 @@ def seconds_of(options: Sequence[Option], samples: np.ndarray, *, beside: bool) 
 def _best_cuts(
     tables: Tables, blocks: tuple[Block, ...], sizes: tuple[int, ...], global_batch: int, most: int | None
 ) -> list[Option]:
-    """The best cuts of one order; with `most` for runs of so few micro-batches that less memory is held."""
+    """The best cuts of one order for each micro-batch size, all at once; arrays are sizes × cuts.
+
+    With `most` for runs of so few micro-batches that less memory is held.
+    """
     count = len(blocks)
     cuts = _cuts(tables.num_layers, count)
-    found = []
-    for size in sizes:
-        if any(len(b) > size for b in blocks):
-            continue
-        held = [min(count - s, most or count) for s in range(count)]
-        stages = [tables.stage(block, size, k) for block, k in zip(blocks, held, strict=True)]
-        ends = [(cuts[:, s], cuts[:, s + 1]) for s in range(count)]
-        backward = np.stack([t.backward_s[e] for t, e in zip(stages, ends, strict=True)])
-        work = backward + np.stack([t.forward_s[e] for t, e in zip(stages, ends, strict=True)])
-        possible = np.isfinite(work).all(axis=0)
-        if not possible.any():
-            continue
-        sends = np.zeros_like(work)
-        for s in range(count - 1):
-            sends[s] = tables.send_s(blocks[s], blocks[s + 1], size)[cuts[:, s + 1]]
-        work[:, ~possible] = 1e30
-        shared, beside = _reductions(tables, blocks, ends, backward, sends)
-        fill = work.sum(axis=0) + 2 * sends.sum(axis=0) + shared
-        period = _period(work, sends)
-        beside = np.maximum(beside - shared, 0.0)
-        chosen = set()
-        for m in _some_numbers(min(-(-global_batch // size), most or global_batch)):
-            for extra in (0.0, beside):
-                order = np.argsort(fill + extra + (m - 1) * period)[:CUTS_KEPT]
-                chosen |= {int(i) for i in order if possible[i]}
-        found += [
-            Option(
-                blocks=blocks,
-                cuts=tuple(int(c) for c in cuts[i]),
-                micro_batch=size,
-                fill_s=float(fill[i]),
-                period_s=float(period[i]),
-                beside_s=float(beside[i]),
-                most_micro_batches=most,
-            )
-            for i in sorted(chosen)
-        ]
-    return found
+    held = [min(count - s, most or count) for s in range(count)]
+    forward, backward = [], []
+    for s, block in enumerate(blocks):
+        f, b = tables.stacked(block, sizes, held[s])
+        forward.append(f[:, cuts[:, s], cuts[:, s + 1]])
+        backward.append(b[:, cuts[:, s], cuts[:, s + 1]])
+    work = np.array(forward) + np.array(backward)
+    possible = np.isfinite(work).all(axis=0)
+    if not possible.any():
+        return []
+    sends = np.zeros_like(work)
+    for s in range(count - 1):
+        sends[s] = tables.stacked_sends(blocks[s], blocks[s + 1], sizes)[:, cuts[:, s + 1]]
+    work[:, ~possible] = 1e30
+    shared, beside = _reductions(tables, blocks, cuts, np.array(backward), sends)
+    fill = work.sum(axis=0) + 2 * sends.sum(axis=0) + shared
+    period = _period(work, sends)
+    beside = np.maximum(beside - shared, 0.0)
+    numbers = _some_numbers(min(global_batch, most or global_batch))
+    chosen: set[tuple[int, int]] = set()
+    for extra in (np.zeros_like(beside), beside) if beside.any() else (beside,):
+        for m in numbers:
+            seconds = fill + extra + (m - 1) * period
+            if len(cuts) > CUTS_KEPT:
+                best = np.argpartition(seconds, CUTS_KEPT - 1, axis=1)[:, :CUTS_KEPT]
+            else:
+                best = np.broadcast_to(np.arange(len(cuts)), (len(sizes), len(cuts)))
+            chosen |= {(row, int(c)) for row in range(len(sizes)) for c in best[row]}
+    return [
+        Option(
+            blocks=blocks,
+            cuts=tuple(int(c) for c in cuts[c]),
+            micro_batch=sizes[row],
+            fill_s=float(fill[row, c]),
+            period_s=float(period[row, c]),
+            beside_s=float(beside[row, c]),
+            most_micro_batches=most,
+        )
+        for row, c in sorted(chosen)
+        if possible[row, c]
+    ]
 
 
 def _reductions(
-    tables: Tables, blocks: tuple[Block, ...], ends: list, backward: np.ndarray, sends: np.ndarray
+    tables: Tables, blocks: tuple[Block, ...], cuts: np.ndarray, backward: np.ndarray, sends: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds after the pipeline's end until gradients are summed: by its shared stages alone, beside others.
 
     Stage s ends its last backward earlier than stage 0 by the backwards and sends before it. Its reduction
     shows for its first layer's at least, for all its layers' less its backward if that is more.
     """
-    shared = np.zeros(backward.shape[1])
-    beside = np.zeros(backward.shape[1])
-    earlier = np.zeros(backward.shape[1])
-    for s, block in enumerate(blocks):
-        first, last = ends[s]
-        for kind, whole in (
-            ("shared", tables.shared_reduce_s(block)),
-            ("beside", tables.least_reduce_s(block)),
-        ):
-            sums = np.concatenate([[0.0], whole.cumsum()])
-            shown = np.maximum(whole[first], sums[last] - sums[first] - backward[s]) - earlier
-            if kind == "shared":
-                shared = np.maximum(shared, shown)
-            else:
-                beside = np.maximum(beside, shown)
-        earlier = earlier + backward[s] + sends[s]
-    return shared, beside
+    found = []
+    for costs in (tables.shared_reduce_s, tables.least_reduce_s):
+        after = np.zeros(backward.shape[1:])
+        earlier = np.zeros(backward.shape[1:])
+        for s, block in enumerate(blocks):
+            if len(block) > 1 or costs == tables.least_reduce_s:
+                first, last = cuts[:, s], cuts[:, s + 1]
+                sums = costs(block)
+                one, whole = sums[first + 1] - sums[first], sums[last] - sums[first]
+                after = np.maximum(after, np.maximum(one, whole - backward[s]) - earlier)
+            earlier = earlier + backward[s] + sends[s]
+        found.append(after)
+    return found[0], found[1]
 
 
 def _period(work: np.ndarray, sends: np.ndarray) -> np.ndarray:
@@ -188,6 +191,7 @@ def _some_numbers(most: int) -> list[int]:
     return sorted({1, 2, 3, most, *(2**k for k in range(2, most.bit_length()))} & set(range(1, most + 1)))
 
 
+@cache
 def _cuts(num_layers: int, stages: int) -> np.ndarray:
     inner = itertools.islice(itertools.combinations(range(1, num_layers), stages - 1), _MOST_CUTS)
     return np.array([(0, *c, num_layers) for c in inner])

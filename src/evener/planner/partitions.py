@@ -83,7 +83,7 @@ def search(judge: Judge, counts: Counts, options: dict[Counts, list[Option]], mo
         polish(judge, parts, siblings)
 
 
-POLISHED = 6
+POLISHED = 20
 
 
 def polish(judge: Judge, parts: Parts, siblings: dict[Option, list[Option]]) -> None:

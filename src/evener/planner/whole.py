@@ -20,7 +20,7 @@ from evener.planner.partitions import Judge, search
 from evener.planner.predict import pool_of, solo_rates
 from evener.planner.result import Alternative, PlanResult
 
-_MOST_EVALUATED = 150
+_MOST_EVALUATED = 400
 _FEW_ORDERS = 1500
 
 
