@@ -28,6 +28,11 @@ class Action(Value, frozen=True, kw_only=True):
         return f"{stage}{self.type}{micro_batch}"
 
 
+def of_micro_batch(kind: str, stage: int, micro_batch: int) -> Action:
+    """The action of `kind` ("F", "SEND_B", ...) for one micro-batch. Example: ("F", 2, 0) is 2F0."""
+    return Action(type=kind, stage=stage, micro_batch=micro_batch)  # type: ignore[arg-type]
+
+
 def parse_action(text: str) -> Action:
     """The action spelt `text`; ValueError shows the spelling wanted. parse_action(str(a)) == a."""
     if text == "STEP":

@@ -1,8 +1,8 @@
-"""What must hold of a schedule: each micro-batch once per stage, matched sends, no deadlock, the step last."""
+"""What must hold of a schedule: each micro-batch once a stage, matched sends, no deadlock, STEP last."""
 
 from collections import Counter
 
-from evener.core.actions import Action, Schedule
+from evener.core.actions import Action, Schedule, of_micro_batch
 from evener.core.plan import Plan
 from evener.core.routes import Routes
 from evener.errors import ScheduleError
@@ -61,7 +61,7 @@ def _row_problems(device: str, row: tuple[Action, ...], routes: Routes) -> list[
 
 def _micro_batch_problems(device: str, counts: Counter, routes: Routes, stage: int, m: int) -> list[str]:
     def has(kind: str) -> bool:
-        return Action(type=kind, stage=stage, micro_batch=m) in counts  # type: ignore[arg-type]
+        return of_micro_batch(kind, stage, m) in counts
 
     problems = [] if has("F") else [f"{stage}F{m} is missing"]
     kinds = "".join(kind for kind in "BIW" if has(kind))
@@ -77,7 +77,9 @@ def _micro_batch_problems(device: str, counts: Counter, routes: Routes, stage: i
 
 
 def _order_problems(device: str, row: tuple[Action, ...], routes: Routes) -> list[str]:
-    """Order inside one row: receive, compute, send; reductions after the last backward, later layers first."""
+    """Order inside one row: receive, compute, send; reductions after the last backward, later layers
+    first.
+    """
     place = {action: i for i, action in enumerate(row)}
     problems = []
 
@@ -87,7 +89,7 @@ def _order_problems(device: str, row: tuple[Action, ...], routes: Routes) -> lis
 
     for stage, m in routes.work(device):
         at = {
-            kind: Action(type=kind, stage=stage, micro_batch=m)  # type: ignore[arg-type]
+            kind: of_micro_batch(kind, stage, m)
             for kind in (*_COMPUTE, "SEND_F", "RECV_F", "SEND_B", "RECV_B")
         }
         for first, second in (("RECV_F", "F"), ("F", "SEND_F"), ("F", "B"), ("F", "I"), ("I", "W")):

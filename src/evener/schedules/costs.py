@@ -33,13 +33,14 @@ class Wire:
 class Reduction:
     """One sum of gradients over the devices that hold the same layers.
 
-    `holders` are (stage, device). `pieces` are (ready, seconds): a piece may start when every holder has done
-    the part `ready` of its stage's last backward action; 1.0 is its end. Example: ((0.5, 0.002), (1.0, 0.003)).
+    `holders` are (stage, device). `pieces` are (seconds, ready): a piece may start when every holder has done
+    its part `ready` of its stage's last backward action; 1.0 is its end. One after another, in order.
+    Example for two holders: ((0.002, (0.5, 0.4)), (0.003, (1.0, 1.0))).
     """
 
     layers: tuple[str, ...]
     holders: tuple[tuple[int, str], ...]
-    pieces: tuple[tuple[float, float], ...]
+    pieces: tuple[tuple[float, tuple[float, ...]], ...]
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -48,7 +49,7 @@ class Reduction:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one device: its limit and what is there all the time. `saved` is per sample in flight, by stage."""
+    """Bytes of one device: its limit, what is always there, and by stage what a sample in flight adds."""
 
     limit_bytes: float | None = None
     fixed_bytes: float = 0.0
@@ -59,11 +60,14 @@ class Memory:
 class Costs:
     """Seconds and bytes of one plan.
 
-    `compute_s` maps (stage, device, "F" | "B" | "I" | "W", samples) to seconds; without "I" and "W" a backward
-    cannot be split. `output_bytes` maps a stage to bytes per sample that it hands on; gradients are as large.
-    `input_s` maps (stage, device, samples) to seconds spent on getting a micro-batch ready before its forward.
-    `update_s` is the optimiser's time by device, `overhead_s` what else a device spends once a step, `agree_s`
-    the agreement on the step.
+    `compute_s` maps (stage, device, "F" | "B" | "I" | "W", samples) to seconds; without "I" and "W" a
+    backward cannot be split. `output_bytes` maps a stage to bytes per sample that it hands on; gradients
+    are as large.
+    `input_s` maps (stage, device, samples) to seconds spent on getting a micro-batch ready before its
+    forward.
+    `update_s` is the optimiser's time by device, `overhead_s` what else a device spends once a step,
+    `agree_s` the agreement on the step. `notes` say what was assumed, `split_note`
+    how I and W were had, for schedules that use them.
     """
 
     compute_s: Mapping[tuple[int, str, str, int], float]
@@ -75,6 +79,8 @@ class Costs:
     overhead_s: Mapping[str, float] = field(default_factory=dict)
     agree_s: float = 0.0
     memory: Mapping[str, Memory] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    split_note: str = ""
 
     def action_s(self, stage: int, device: str, kind: str, samples: int) -> float:
         """Seconds of one compute action, input included; UnknownNameError names the entry that is missing."""
@@ -96,6 +102,10 @@ class Costs:
                 f"no link from {source} to {target}, and the plan sends between them",
                 remedy="a link between the two devices or their hosts in the fleet file",
             ) from None
+
+    def lead_s(self, device: str) -> tuple[float, float]:
+        """(optimizer, overhead) seconds of `device` between the barrier of a step and its next forward."""
+        return self.agree_s + self.update_s.get(device, 0.0), self.overhead_s.get(device, 0.0)
 
     @property
     def splits_backward(self) -> bool:

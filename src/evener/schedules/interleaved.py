@@ -12,15 +12,16 @@ from collections.abc import Sequence
 
 
 def order(
-    positions: Sequence[int], rank: int, num_devices: int, num_micro_batches: int, extra: int = 0
+    positions: Sequence[int], place: int, num_devices: int, num_micro_batches: int, extra: int = 0
 ) -> list[tuple[str, int, int]]:
-    """What a device does with its stages at `positions` of the pipeline: (type, position, micro-batch) in order.
+    """What a device does with its stages at `positions` of the pipeline: (type, position, micro-batch) in
+    order.
 
-    `rank` is the device's place among `num_devices`; `extra` forwards more run ahead.
+    `place` is the device's place among `num_devices`; `extra` forwards more run ahead.
     """
     forwards = _rounds(sorted(positions), num_devices, num_micro_batches)
     backwards = _rounds(sorted(positions, reverse=True), num_devices, num_micro_batches)
-    ahead = (len(positions) - 1) * num_devices + 2 * (num_devices - rank - 1) + extra
+    ahead = (len(positions) - 1) * num_devices + 2 * (num_devices - place - 1) + extra
     ahead = min(ahead, len(forwards))
     actions = [("F", *f) for f in forwards[:ahead]]
     for i, b in enumerate(backwards):

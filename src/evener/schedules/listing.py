@@ -1,7 +1,8 @@
 """List scheduling: whenever a device is free it takes the most urgent thing that is ready.
 
-Each device has threads, lists of steps whose order is fixed; only their heads compete. Merging several stages'
-fixed orders on one device and the search of `unequal` are both this loop, with other threads and urgencies.
+Each device has threads, lists of steps whose order is fixed; only their heads compete. Merging several
+stages' fixed orders on one device and the search of `unequal` are both this loop, with other threads and
+urgencies.
 """
 
 import heapq
@@ -25,23 +26,27 @@ class Step(NamedTuple):
 
 Threads = Mapping[str, Sequence[Sequence[Step]]]
 Rows = dict[str, list[Step]]
-Urgency = Callable[[str, Step], float | tuple]
+Urgency = Callable[[str, Step], tuple[float, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What may be in flight: micro-batches by stage, and bytes by device (`room`, what is left for them)."""
+    """What may be in flight: micro-batches by stage, and bytes by device (`room`, what is left for them).
+
+    `saved_bytes` are per sample of a stage, `whole_bytes` what one micro-batch takes in all stages it has here.
+    """
 
     in_flight: Mapping[int, int] = field(default_factory=dict)
     room: Mapping[str, float] = field(default_factory=dict)
     saved_bytes: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    whole_bytes: Mapping[str, float] = field(default_factory=dict)
 
 
 class ListScheduler:
     """Runs `threads` once; `rows` and `makespan_s` hold the result. ScheduleError when a device is stuck.
 
-    A micro-batch enters a device only when the oldest unfinished one of all still finds room for the stages it
-    has not entered there: so the oldest always gets through, and memory cannot deadlock.
+    Room for one whole micro-batch is kept on each device for the oldest unfinished one: so the oldest always
+    gets through, and memory cannot deadlock.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class ListScheduler:
         self._wire_free: dict[tuple[str, str], float] = {}
         self._flying: dict[tuple[str, int], int] = {}
         self._used: dict[str, float] = dict.fromkeys(threads, 0.0)
+        self._used_by: dict[tuple[str, int, int], float] = {}
         self._left: dict[tuple[int, int], int] = {}
         self._expect()
 
@@ -90,7 +96,7 @@ class ListScheduler:
         return [t[i:] for t, i in zip(self.threads[device], self.heads[device], strict=True)]
 
     def _expect(self) -> None:
-        """How many pieces each forward and backward waits for, and how much each micro-batch has left to do."""
+        """How many pieces each action waits for, and how much each micro-batch has left to do."""
         for route in self.routes.stages:
             for m in range(len(route.sizes)):
                 for piece in self.routes.forward_pieces(route.number, m):
@@ -144,18 +150,18 @@ class ListScheduler:
         need = self._used[device] + self._bytes(device, stage, m)
         oldest = self._ages[0]
         if oldest != (m, self.routes.stages[stage].pipeline):
-            need += sum(
-                self._bytes(device, r.number, oldest[0])
-                for r in self.routes.stages
-                if r.pipeline == oldest[1]
-                and device in r.devices
-                and (device, Step("F", r.number, oldest[0])) not in self._done
-            )
-        return need <= room
+            need += limits.whole_bytes[device] - self._used_by.get((device, *oldest), 0.0)
+        return need <= room * (1 + 1e-12)
 
     def _bytes(self, device: str, stage: int, m: int) -> float:
         per_sample = self.limits.saved_bytes.get((device, stage), 0.0)
         return per_sample * self.routes.samples(stage, device, m) if per_sample else 0.0
+
+    def _hold(self, device: str, step: Step, sign: int) -> None:
+        held = sign * self._bytes(device, step.stage, step.micro_batch)
+        key = (device, step.micro_batch, self.routes.stages[step.stage].pipeline)
+        self._used[device] += held
+        self._used_by[key] = self._used_by.get(key, 0.0) + held
 
     def _start(self, device: str, thread: int, now: float) -> None:
         step = self.threads[device][thread][self.heads[device][thread]]
@@ -164,7 +170,7 @@ class ListScheduler:
         self._busy[device] = True
         if step.kind == "F":
             self._flying[device, step.stage] = self._flying.get((device, step.stage), 0) + 1
-            self._used[device] += self._bytes(device, step.stage, step.micro_batch)
+            self._hold(device, step, 1)
         samples = self.routes.samples(step.stage, device, step.micro_batch)
         end = now + self.costs.action_s(step.stage, device, step.kind, samples)
         heapq.heappush(self._events, (end, next(self._tick), device, step, None))
@@ -181,7 +187,7 @@ class ListScheduler:
             self._send(device, stage, stage - 1, m, now)
         if kind in "BW":
             self._flying[device, stage] -= 1
-            self._used[device] -= self._bytes(device, stage, m)
+            self._hold(device, step, -1)
         age = (m, self.routes.stages[stage].pipeline)
         self._left[age] -= 1
         moved = False

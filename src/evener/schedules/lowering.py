@@ -1,12 +1,12 @@
 """From compute actions to a whole schedule: sends, receives, reductions and the optimiser's step put in.
 
-A receive stands right before the action that needs it and a send right after the one that made it; sends do not
-wait. Pieces that stay on a device are not sent.
+A receive stands right before the action that needs it and a send right after the one that made it; sends
+do not wait. Pieces that stay on a device are not sent.
 """
 
 from collections.abc import Mapping, Sequence
 
-from evener.core.actions import Action, Schedule
+from evener.core.actions import Action, Schedule, of_micro_batch
 from evener.core.routes import Routes
 from evener.schedules.listing import Step
 
@@ -21,19 +21,18 @@ def lower(rows: Mapping[str, Sequence[Step]], routes: Routes) -> Schedule:
 
 
 def _lowered(device: str, row: Sequence[Step], routes: Routes):
-    reductions = reduction_order(device, routes)
     last = {step.stage: i for i, step in enumerate(row) if step.kind in "BW"}
-    waiting = [stage for stage in reductions if stage in last]
-    yield from (Action(type="REDUCE_GRAD", stage=stage) for stage in reductions if stage not in last)
+    waiting = reduction_order(device, routes)
     for i, (kind, stage, m) in enumerate(row):
         direction = "F" if kind == "F" else "B"
         if kind != "W" and receives(routes, device, stage, m, direction):
-            yield Action(type=f"RECV_{direction}", stage=stage, micro_batch=m)  # type: ignore[arg-type]
-        yield Action(type=kind, stage=stage, micro_batch=m)  # type: ignore[arg-type]
+            yield of_micro_batch(f"RECV_{direction}", stage, m)
+        yield of_micro_batch(kind, stage, m)
         if kind != "W" and sends(routes, device, stage, m, direction):
-            yield Action(type=f"SEND_{direction}", stage=stage, micro_batch=m)  # type: ignore[arg-type]
-        while waiting and last[waiting[0]] <= i:
+            yield of_micro_batch(f"SEND_{direction}", stage, m)
+        while waiting and last.get(waiting[0], -1) <= i:
             yield Action(type="REDUCE_GRAD", stage=waiting.pop(0))
+    yield from (Action(type="REDUCE_GRAD", stage=stage) for stage in waiting)
     yield Action(type="STEP")
 
 

@@ -23,24 +23,25 @@ _STAGE_ORDERS: dict[str, Callable[[int, int, int], list[tuple[str, int]]]] = {
 def make(plan: Plan, *, name: str | None = None, costs: Costs | None = None) -> Schedule:
     """The schedule called `name` (default: the plan's own) for `plan`.
 
-    Pipelines of one stage always run forward and backward micro-batch by micro-batch. "unequal" needs `costs`;
-    the others depend on the plan alone. UsageError for an unknown name. Example: a plan of one stage on one
-    device with two micro-batches is "0F0 0B0 0F1 0B1 0REDUCE_GRAD STEP".
+    Pipelines of one stage always run forward and backward micro-batch by micro-batch. "unequal" needs
+    `costs`; the others depend on the plan alone. UsageError for an unknown name. Example: a plan of one
+    stage on one device with two micro-batches is "0F0 0B0 0F1 0B1 0REDUCE_GRAD STEP".
     """
     name = name or plan.schedule
     routes = Routes(plan)
     if name == "unequal":
         if costs is None:
             raise UsageError("the unequal schedule needs costs", remedy="make(plan, name=..., costs=...)")
-        return unequal(routes, costs, [fixed(routes, other) for other in NAMES if other != "unequal"])
+        others = [n for n in NAMES if n != "unequal" and (n != "zero-bubble" or costs.splits_backward)]
+        return unequal(routes, costs, [fixed(routes, other) for other in others])
     return lower(fixed(routes, name), routes)
 
 
 def fixed(routes: Routes, name: str) -> Rows:
     """Compute actions of the schedules that need no costs.
 
-    Stages that meet on a device keep each its own order; they are merged by playing them in unit time (forward
-    1, backward 2), backwards before forwards.
+    Stages that meet on a device keep each its own order; they are merged by playing them in unit time
+    (forward 1, backward 2), backwards before forwards.
     """
     if name not in NAMES or name == "unequal":
         raise UsageError(f"no schedule is called {name!r}", remedy=f"one of {', '.join(NAMES)}")
@@ -88,12 +89,12 @@ def _interleaved_threads(routes: Routes, extra: int):
             steps = [Step(k, stages[0].number, m) for k, m in one_f_one_b.order(0, 1, len(stages[0].sizes))]
             _give(routes, threads, stages[0], steps)
             continue
-        for rank, device in enumerate(pipeline.devices):
+        for place, device in enumerate(pipeline.devices):
             held = {r.position: r.number for r in stages if device in r.devices}
             steps = [
                 Step(kind, held[position], m)
                 for kind, position, m in interleaved.order(
-                    list(held), rank, len(pipeline.devices), len(stages[0].sizes), extra
+                    list(held), place, len(pipeline.devices), len(stages[0].sizes), extra
                 )
             ]
             threads[device].append([s for s in steps if routes.samples(s.stage, device, s.micro_batch)])

@@ -1,6 +1,7 @@
 """1F1B: as many forwards ahead as stages follow, then one forward, one backward in turn.
 
-At most (stages behind + 1) micro-batches are in flight. 4 stages, 5 micro-batches; backward takes two columns:
+At most (stages behind + 1) micro-batches are in flight. 4 stages, 5 micro-batches; backward takes two
+columns:
 
     d/0 |0 1 2 3 . . . . . . 0 0 4 1 1 . 2 2 . 3 3 . 4 4|
     d/1 |. 0 1 2 . . . . 0 0 3 1 1 4 2 2 . 3 3 . 4 4 . .|
@@ -10,7 +11,7 @@ At most (stages behind + 1) micro-batches are in flight. 4 stages, 5 micro-batch
 
 
 def order(position: int, num_stages: int, num_micro_batches: int) -> list[tuple[str, int]]:
-    """What the stage at `position` does, in order. Example: the first of 2 stages with 3 is F0 F1 B0 F2 B1 B2."""
+    """What the stage at `position` does, in order. Example: the first of 2 with 3 is F0 F1 B0 F2 B1 B2."""
     ahead = min(num_stages - position - 1, num_micro_batches)
     actions = [("F", m) for m in range(ahead)]
     for m in range(num_micro_batches):

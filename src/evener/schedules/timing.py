@@ -1,14 +1,17 @@
 """The topological pass: when each action starts and ends, by going through the rows once.
 
-A device's next action starts when the one before has ended and what it needs is there. With t the row's clock:
+A device's next action starts when the one before has ended and what it needs is there. With t the row's
+clock:
 
     F, B, I, W   t ← t + seconds
-    SEND         the wire to the peer is taken from max(t, its last end); the message arrives a latency after that
-    RECV         t ← max(t, arrival of the last piece)
-    STEP         t ← max over all devices and reductions, then agreement, update and overhead
+    SEND         the wire to the peer is taken from max(t, its last end); the message arrives a latency
+    after that RECV         t ← max(t, arrival of the last piece)
+    STEP         t ← max over all devices and reductions: the barrier
 
-Pairs of devices do not share links here (the event simulator does that), so each message's time is known when
-it is sent and one pass suffices.
+A step lasts from one barrier to the next, which is what repeats: at its start each device takes the
+optimiser's step of the round before (agreement, update, overhead), so that a quick one is ahead of a slow
+one by that much. Pairs of devices do not share links here (the event simulator does that), so each
+message's time is known when it is sent and one pass suffices.
 """
 
 from collections.abc import Sequence
@@ -33,18 +36,45 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """All moments by device; `barrier_s` is when every gradient is summed and the step may be taken."""
+    """All moments by device from the last barrier on; `barrier_s` is the next: every gradient is summed.
+
+    `leads` holds when each device ended its optimiser's step and its overhead.
+    """
 
     moments: dict[str, list[Moment]]
+    leads: dict[str, tuple[float, float]]
     barrier_s: float
-    step_s: float
+
+    def shifted(self, by_s: float) -> "Times":
+        """The same, `by_s` seconds later."""
+        return Times(
+            moments={
+                d: [
+                    Moment(
+                        action=m.action,
+                        start_s=m.start_s + by_s,
+                        end_s=m.end_s + by_s,
+                        sent_s=m.sent_s + by_s,
+                    )
+                    for m in row
+                ]
+                for d, row in self.moments.items()
+            },
+            leads={d: (a + by_s, b + by_s) for d, (a, b) in self.leads.items()},
+            barrier_s=self.barrier_s + by_s,
+        )
+
+
+_Key = tuple[str, int, int, str]  # device, stage, micro-batch, "F" or "B" (or "W")
 
 
 @dataclass(kw_only=True)
 class _Inbox:
+    """What a RECV waits for: pieces not yet sent, and (arrival, sent) of the last to arrive."""
+
     missing: int
-    arrival_s: float = 0.0
-    sent_s: float = 0.0
+    last: tuple[float, float] = (0.0, 0.0)
+    reader: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -61,14 +91,16 @@ class Pass:
 
     def __init__(self, schedule: Schedule, routes: Routes, costs: Costs | None) -> None:
         self.routes, self.costs = routes, costs
-        self.rows = {d: _Row(device=d, actions=row) for d, row in schedule.actions.items()}
-        self._inboxes: dict[tuple[str, int, int, str], _Inbox] = {}
-        self._done: set[tuple[str, int, int, str]] = set()
+        self.leads = {d: _lead(costs, d) for d in schedule.actions}
+        self.rows = {
+            d: _Row(device=d, actions=row, clock_s=self.leads[d][1]) for d, row in schedule.actions.items()
+        }
+        self._inboxes: dict[_Key, _Inbox] = {}
+        self._done: set[_Key] = set()
         self._wire_free: dict[tuple[str, str], float] = {}
         self._issued: dict[tuple[int, str], tuple[float, float]] = {}
         self._last_backward: dict[tuple[int, str], Moment] = {}
         self._last_compute: dict[str, Moment] = {}
-        self._waiting: dict[tuple[str, int, int, str], str] = {}
 
     def run(self) -> Times:
         """All moments; ScheduleError names who waits for what when the rows deadlock."""
@@ -92,41 +124,39 @@ class Pass:
             if action.type == "STEP":
                 break
             start, sent = row.clock_s, 0.0
+            stage, m, way = action.stage or 0, action.micro_batch or 0, action.type[-1]
             if action.type in ("F", "B", "I", "W"):
-                if not self._compute(row, action):
+                if not self._compute(row, action.type, stage, m):
                     break
             elif action.type.startswith("SEND"):
-                woken += self._send(row, action)
+                woken += self._send(row, stage, m, way)
             elif action.type.startswith("RECV"):
-                inbox = self._inbox(row.device, action)
+                inbox = self._inbox((row.device, stage, m, way))
                 if inbox.missing:
-                    self._waiting[row.device, action.stage, action.micro_batch, action.type[-1]] = row.device  # type: ignore[index]
+                    inbox.reader = row.device
                     break
-                row.clock_s, sent = max(row.clock_s, inbox.arrival_s), inbox.sent_s
+                row.clock_s, sent = max(row.clock_s, inbox.last[0]), inbox.last[1]
             else:
-                self._issue(row, action)
+                self._issue(row, stage)
             moment = Moment(action=action, start_s=start, end_s=row.clock_s, sent_s=sent)
             row.moments.append(moment)
             if action.type in ("F", "B", "I", "W"):
                 self._last_compute[row.device] = moment
                 if action.type in ("B", "W"):
-                    self._last_backward[action.stage, row.device] = moment  # type: ignore[index]
+                    self._last_backward[stage, row.device] = moment
             row.at += 1
         return woken
 
-    def _inbox(self, device: str, action: Action) -> _Inbox:
-        stage, m, way = action.stage, action.micro_batch, action.type[-1]
-        key = (device, stage, m, way)
+    def _inbox(self, key: _Key) -> _Inbox:
         if key not in self._inboxes:
-            pieces = incoming(self.routes, stage, m, way)  # type: ignore[arg-type]
-            count = sum(p.target == device != p.source for p in pieces)
-            self._inboxes[key] = _Inbox(missing=count)  # type: ignore[index]
-        return self._inboxes[key]  # type: ignore[index]
+            device, stage, m, way = key
+            pieces = incoming(self.routes, stage, m, way)
+            self._inboxes[key] = _Inbox(missing=sum(p.target == device != p.source for p in pieces))
+        return self._inboxes[key]
 
-    def _compute(self, row: _Row, action: Action) -> bool:
+    def _compute(self, row: _Row, kind: str, stage: int, m: int) -> bool:
         """Advance the clock over one compute action; False when what it needs on this device is not there."""
-        kind, stage, m = action.type, action.stage, action.micro_batch
-        assert stage is not None and m is not None
+        needed: list[_Key]
         if kind == "W":
             needed = [(row.device, stage, m, "B")]
         else:
@@ -143,9 +173,7 @@ class Pass:
             row.clock_s += self.costs.action_s(stage, row.device, kind, samples)
         return True
 
-    def _send(self, row: _Row, action: Action) -> list[str]:
-        stage, m, way = action.stage, action.micro_batch, action.type[-1]
-        assert stage is not None and m is not None
+    def _send(self, row: _Row, stage: int, m: int, way: str) -> list[str]:
         forward = way == "F"
         pieces = self.routes.forward_pieces(stage, m) if forward else self.routes.backward_pieces(stage, m)
         target_stage = stage + 1 if forward else stage - 1
@@ -160,44 +188,44 @@ class Pass:
                 free = max(row.clock_s, self._wire_free.get((row.device, piece.target), 0.0))
                 self._wire_free[row.device, piece.target] = free = free + wire.occupied_s(num_bytes)
                 arrival = free + wire.latency_s
-            receive = Action(type=f"RECV_{way}", stage=target_stage, micro_batch=m)  # type: ignore[arg-type]
-            inbox = self._inbox(piece.target, receive)
+            inbox = self._inbox((piece.target, target_stage, m, way))
             inbox.missing -= 1
-            if arrival >= inbox.arrival_s:
-                inbox.arrival_s, inbox.sent_s = arrival, row.clock_s
-            waiting = self._waiting.pop((piece.target, target_stage, m, way), None)
-            if waiting is not None:
-                woken.append(waiting)
+            inbox.last = max(inbox.last, (arrival, row.clock_s))
+            if not inbox.missing and inbox.reader is not None:
+                woken.append(inbox.reader)
         return woken
 
-    def _issue(self, row: _Row, action: Action) -> None:
+    def _issue(self, row: _Row, stage: int) -> None:
         """REDUCE_GRAD: now, or during the last backward of its stage where nothing came between."""
-        assert action.stage is not None
-        last = self._last_backward.get((action.stage, row.device))
+        last = self._last_backward.get((stage, row.device))
         if last is not None and last is self._last_compute.get(row.device):
-            self._issued[action.stage, row.device] = (last.end_s, last.end_s - last.start_s)
+            self._issued[stage, row.device] = (last.end_s, last.end_s - last.start_s)
         else:
-            self._issued[action.stage, row.device] = (row.clock_s, 0.0)
+            self._issued[stage, row.device] = (row.clock_s, 0.0)
 
     def _finish(self) -> Times:
         costs = self.costs or Costs(compute_s={})
         barrier = max((r.clock_s for r in self.rows.values()), default=0.0)
         free: dict[str, float] = {}
         for reduction in costs.reductions:
-            for ready, seconds in reduction.pieces:
+            for seconds, readies in reduction.pieces:
                 start = max(free.get(device, 0.0) for device in reduction.devices)
-                for holder in reduction.holders:
+                for holder, ready in zip(reduction.holders, readies, strict=True):
                     end, length = self._issued[holder]
                     start = max(start, end - (1 - ready) * length)
                 free.update(dict.fromkeys(reduction.devices, start + seconds))
         barrier = max([barrier, *free.values()])
-        step_s = barrier
         for row in self.rows.values():
             if row.at < len(row.actions):
-                end = barrier + costs.agree_s + costs.update_s.get(row.device, 0.0)
-                row.moments.append(Moment(action=row.actions[row.at], start_s=row.clock_s, end_s=end))
-                step_s = max(step_s, end + costs.overhead_s.get(row.device, 0.0))
-        return Times(moments={d: r.moments for d, r in self.rows.items()}, barrier_s=barrier, step_s=step_s)
+                row.moments.append(Moment(action=row.actions[row.at], start_s=row.clock_s, end_s=barrier))
+        return Times(
+            moments={d: r.moments for d, r in self.rows.items()}, leads=self.leads, barrier_s=barrier
+        )
+
+
+def _lead(costs: Costs | None, device: str) -> tuple[float, float]:
+    optimizer_s, overhead_s = costs.lead_s(device) if costs else (0.0, 0.0)
+    return optimizer_s, optimizer_s + overhead_s
 
 
 def times(schedule: Schedule, routes: Routes, costs: Costs) -> Times:

@@ -1,18 +1,20 @@
-"""A schedule made for unequal stage times: list scheduling over the plan's costs, and a search over its urgencies.
+"""A schedule made for unequal stage times: list scheduling over the plan's costs, and a search over its
+urgencies.
 
 Every device takes the ready action with the least urgency number
 
     u(kind, stage, m) = m · period + offset(kind, stage)
 
-where the period is the seconds that the busiest device needs for one micro-batch. Offsets come from a few rules
-(backward first, along the critical path, forward first), then change at random while that shortens the step;
-the best schedule that needs no costs is a candidate too, so the result is never slower than one of them that fits
-the memory. Deterministic: the random numbers have a fixed seed and the search a fixed number of tries.
+where the period is the seconds that the busiest device needs for one micro-batch. Offsets come from a few
+rules (backward first, along the critical path, forward first), then change at random while that shortens it;
+the best schedule that needs no costs is a candidate too, so the result is never slower than one of them
+that fits the memory. Deterministic: the random numbers have a fixed seed and the search a fixed number of
+tries.
 """
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from evener.core.actions import Schedule
 from evener.core.routes import Routes
@@ -43,11 +45,13 @@ def unequal(
         rows |= _Search(routes, costs, devices, limits, work, seed).best()
     candidates = [rows, *(r for r in fixed if _fits(r, routes, limits))]
     schedules = [lower(r, routes) for r in candidates]
-    return min(schedules, key=lambda s: times(s, routes, costs).step_s)
+    return min(schedules, key=lambda s: times(s, routes, costs).barrier_s)
 
 
 def _limits(routes: Routes, costs: Costs) -> Limits:
-    room, saved = {}, {}
+    room: dict[str, float] = {}
+    saved: dict[tuple[str, int], float] = {}
+    whole: dict[str, float] = {}
     bounded = set()
     for device in routes.devices:
         memory = costs.memory.get(device)
@@ -56,10 +60,13 @@ def _limits(routes: Routes, costs: Costs) -> Limits:
         bounded.add(device)
         room[device] = memory.limit_bytes - memory.fixed_bytes
         saved |= {(device, stage): b for stage, b in memory.saved_bytes.items()}
-        least = sum(
-            saved.get((device, r.number), 0.0) * routes.samples(r.number, device, 0)
-            for r in routes.stages
-            if device in r.devices
+        whole[device] = least = max(
+            sum(
+                saved.get((device, r.number), 0.0) * routes.samples(r.number, device, 0)
+                for r in routes.stages
+                if r.pipeline == which and device in r.devices
+            )
+            for which in range(len(routes.plan.pipelines))
         )
         if least > room[device]:
             raise ScheduleError(
@@ -68,7 +75,7 @@ def _limits(routes: Routes, costs: Costs) -> Limits:
                 remedy="a smaller micro-batch, fewer layers on this device, or recompute",
             )
     in_flight = {r.number: r.num_stages for r in routes.stages if not set(r.devices) <= bounded}
-    return Limits(in_flight=in_flight, room=room, saved_bytes=saved)
+    return Limits(in_flight=in_flight, room=room, saved_bytes=saved, whole_bytes=whole)
 
 
 def _fits(rows: Rows, routes: Routes, limits: Limits) -> bool:
@@ -190,8 +197,8 @@ class _Search:
     def _play(self, which: _Try) -> tuple[float, Rows]:
         period_s, offsets = self.period_s, which.offsets
 
-        def urgency(device: str, step: Step) -> float:
-            return step.micro_batch * period_s + offsets[step.kind, step.stage]
+        def urgency(device: str, step: Step) -> tuple[float, ...]:
+            return (step.micro_batch * period_s + offsets[step.kind, step.stage],)
 
         most: Mapping[int, int] = {
             r.number: min(
@@ -199,6 +206,6 @@ class _Search:
             )
             for r in self.stages
         }
-        limits = Limits(in_flight=most, room=self.limits.room, saved_bytes=self.limits.saved_bytes)
+        limits = replace(self.limits, in_flight=most)
         played = ListScheduler(self.routes, self.costs, self.threads, urgency, limits).run()
         return played.makespan_s, played.rows

@@ -1,4 +1,5 @@
-"""Zero-bubble (ZB-H1, Qi et al. 2023): backward in its input part I, which others wait for, and its weight part W.
+"""Zero-bubble (ZB-H1, Qi et al. 2023): backward in its input part I, which others wait for, and its weight
+part W.
 
 Stage s lets its W run s micro-batches late and fills with them the gaps that 1F1B leaves; at most as many
 micro-batches are in flight as there are stages. 4 stages, 6 micro-batches; digits are F and I, letters W:
@@ -11,7 +12,10 @@ micro-batches are in flight as there are stages. 4 stages, 6 micro-batches; digi
 
 
 def order(position: int, num_stages: int, num_micro_batches: int) -> list[tuple[str, int]]:
-    """What the stage at `position` does, in order. Example: the last of 2 with 3 is F0 I0 F1 I1 W0 F2 I2 W1 W2."""
+    """What the stage at `position` does, in order.
+
+    Example: the last of 2 with 3 is F0 I0 F1 I1 W0 F2 I2 W1 W2.
+    """
     ahead = min(num_stages - position - 1, num_micro_batches)
     actions = [("F", m) for m in range(ahead)]
     for m in range(num_micro_batches):

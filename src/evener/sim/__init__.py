@@ -1,1 +1,18 @@
-"""What if: a schedule with costs and faults becomes a predicted trace."""
+"""The simulator: schedule + costs + faults → trace. Two evaluators that agree, a fast and an able one."""
+
+from evener.sim.costs import plan_costs
+from evener.sim.run import Run, World, play
+from evener.sim.shrink import shrink
+from evener.sim.step import Outcome, evaluate, simulate, step_seconds
+
+__all__ = [
+    "Outcome",
+    "Run",
+    "World",
+    "evaluate",
+    "plan_costs",
+    "play",
+    "shrink",
+    "simulate",
+    "step_seconds",
+]

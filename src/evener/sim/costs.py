@@ -1,0 +1,218 @@
+"""From a plan, a fleet and a profile to the numbers a schedule is played with."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evener.core.buckets import BUCKET_BYTES, fill_buckets
+from evener.core.fleet import Device
+from evener.core.plan import Plan
+from evener.core.routes import Routes, StageRoute
+from evener.cost.evaluate import CostModel
+from evener.schedules.costs import Costs, Memory, Reduction, Wire
+
+HALF = 0.5
+"""Part of a backward taken as its weight part, one of two matrix products: no profile holds it."""
+
+
+def plan_costs(model: CostModel, plan: Plan, *, memory_margin: float = 0.1) -> Costs:
+    """The seconds and bytes of `plan` by `model`'s tables.
+
+    Memory limits are each device's memory less `memory_margin` of it, no more than is free, less what the
+    framework holds. `notes` and `split_note` name every assumption: pairs without a link (they cost
+    nothing), and how backward splits. Errors of the tables (unknown kind, missing layer, far outside) pass
+    through.
+    """
+    made = _Conversion(model=model, routes=Routes(plan), index=_chain(model))
+    return Costs(
+        compute_s=made.compute_s(),
+        output_bytes={r.number: float(model.bytes.output[made.span(r)[1] - 1]) for r in made.routes.stages},
+        wires=made.wires(),
+        reductions=made.reductions(),
+        input_s=made.input_s(),
+        update_s={d: made.update_s(d) for d in made.routes.devices},
+        overhead_s={d: made.overhead_s(d) for d in made.routes.devices},
+        memory={d: made.memory(d, memory_margin) for d in made.routes.devices},
+        notes=tuple(made.notes),
+        split_note=f"I and W are taken to be {1 - HALF:.0%} and {HALF:.0%} of a backward (assumed)",
+    )
+
+
+def _chain(model: CostModel) -> dict[str, int]:
+    return {layer.name: i for i, layer in enumerate(model.profile.layers)}
+
+
+@dataclass(kw_only=True)
+class _Conversion:
+    model: CostModel
+    routes: Routes
+    index: dict[str, int]
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def span(self, route: StageRoute) -> tuple[int, int]:
+        """First and end layer of a stage, by place in the chain."""
+        return self.index[route.stage.layers[0]], self.index[route.stage.layers[-1]] + 1
+
+    def device(self, name: str) -> Device:
+        return self.model.fleet.device(name)
+
+    def degree(self, route: StageRoute, name: str) -> int:
+        """Devices of the tensor-parallel group that `name` is in; 1 when alone."""
+        return next(len(s.devices) for s in route.stage.shares if name in s.devices)
+
+    def holdings(self, name: str) -> list[StageRoute]:
+        return [r for r in self.routes.stages if name in r.devices]
+
+    def compute_s(self) -> dict[tuple[int, str, str, int], float]:
+        found: dict[tuple[int, str, str, int], float] = {}
+        for route in self.routes.stages:
+            first, last = self.span(route)
+            for name in route.devices:
+                table = self.model.layers(self.device(name).kind, self.degree(route, name))
+                for samples in self._sizes(route, name):
+                    forward, backward = (float(x[first:last].sum()) for x in table.seconds(samples))
+                    again = forward if route.stage.recompute else 0.0
+                    weight = HALF * backward
+                    seconds = {
+                        "F": forward,
+                        "B": backward + again,
+                        "I": backward - weight + again,
+                        "W": weight,
+                    }
+                    found |= {(route.number, name, kind, samples): s for kind, s in seconds.items()}
+        return found
+
+    def _sizes(self, route: StageRoute, name: str) -> set[int]:
+        sizes = {self.routes.samples(route.number, name, m) for m in range(len(route.sizes))}
+        return sizes - {0}
+
+    def input_s(self) -> dict[tuple[int, str, int], float]:
+        found = {}
+        for route in self.routes.stages:
+            for name in route.devices if route.is_first else ():
+                step = self.model.step(self.device(name).kind)
+                for samples in self._sizes(route, name) if step else ():
+                    assert step is not None
+                    found[route.number, name, samples] = float(step.input_s[min(samples, step.largest)])
+        return found
+
+    def update_s(self, name: str) -> float:
+        """The optimiser's time over the layers that `name` holds, each once."""
+        kind = self.device(name).kind
+        step = self.model.step(kind)
+        held: dict[int, float] = {}
+        for route in self.holdings(name):
+            first, last = self.span(route)
+            if step and last - first == len(self.index):
+                return step.update_s
+            table = self.model.layers(kind, self.degree(route, name)).update_s
+            held |= {i: float(table[i]) for i in range(first, last)}
+        return sum(held.values())
+
+    def overhead_s(self, name: str) -> float:
+        step = self.model.step(self.device(name).kind)
+        return step.overhead_s if step else 0.0
+
+    def wires(self) -> dict[tuple[str, str], Wire]:
+        pairs = {
+            (p.source, p.target)
+            for r in self.routes.stages
+            for m in range(len(r.sizes))
+            for p in self.routes.forward_pieces(r.number, m) + self.routes.backward_pieces(r.number, m)
+            if p.source != p.target
+        }
+        found = {}
+        for a, b in sorted(pairs):
+            link = self.model.fleet.link(a, b)
+            if link is None:
+                self.notes[f"no link between {a} and {b}: sending is taken to cost nothing"] = None
+            way = f"{self.device(a).host}>{self.device(b).host}"  # a bus carries both directions at once
+            bus = f"{link.bus} {way}" if link and link.bus else None
+            found[a, b] = Wire(curve=link.curve if link else None, bus=bus)
+        return found
+
+    def reductions(self) -> tuple[Reduction, ...]:
+        """Runs of layers with the same holders, from the end of the chain, in buckets; tied layers as one."""
+        holders = [self._holders(i) for i in range(len(self.index))]
+        found, last = [], len(holders)
+        while last > 0:
+            first = last - 1
+            while first > 0 and holders[first - 1] == holders[first]:
+                first -= 1
+            devices = tuple(dict.fromkeys(d for _, d in holders[first]))
+            if len(devices) > 1:
+                found.append(self._reduction(first, last, holders[first], devices))
+            last = first
+        return tuple(found)
+
+    def _holders(self, layer: int) -> tuple[tuple[int, str], ...]:
+        """(stage, device) that hold a layer; the first of tied ones is held by the holders of all."""
+        tied = [self.index[name] for name in self.model.profile.layers[layer].tied]
+        together = {layer, *tied}
+        wanted = together if layer == min(together) else {layer}
+        return tuple(
+            (r.number, d)
+            for r in self.routes.stages
+            if any(self.span(r)[0] <= i < self.span(r)[1] for i in wanted)
+            for d in r.devices
+        )
+
+    def _reduction(
+        self, first: int, last: int, holders: tuple[tuple[int, str], ...], devices: tuple[str, ...]
+    ) -> Reduction:
+        sizes = np.diff(self.model.bytes.gradients)
+        ready = [self._ready(stage, name) for stage, name in holders]
+        pieces = []
+        for bucket in fill_buckets([int(sizes[i]) for i in range(first, last)], BUCKET_BYTES):
+            layers = [first + i for i in bucket]
+            num_bytes = float(sizes[layers].sum())
+            count = -(-int(num_bytes) // BUCKET_BYTES)
+            for part in range(count):
+                done = [
+                    row[layers[-1] + 1] + (row[layers[-1]] - row[layers[-1] + 1]) * (part + 1) / count
+                    if count > 1
+                    else row[layers[-1]]
+                    for row in ready
+                ]
+                seconds = float(self.model.network.all_reduce_s(devices, num_bytes / count))
+                pieces.append((seconds, tuple(map(float, done))))
+        names = tuple(layer.name for layer in self.model.profile.layers[first:last])
+        return Reduction(layers=names, holders=holders, pieces=tuple(pieces))
+
+    def _ready(self, stage: int, name: str) -> np.ndarray:
+        """The part of the stage's last backward after which each layer's gradient is there."""
+        route = self.routes.stages[stage]
+        first, last = self.span(route)
+        samples = self.routes.samples(stage, name, len(route.sizes) - 1)
+        ready = np.ones(len(self.index) + 1)
+        if samples:
+            table = self.model.layers(self.device(name).kind, self.degree(route, name))
+            backward = table.seconds(samples)[1][first:last]
+            done = np.concatenate([[0.0], backward[::-1].cumsum()])[::-1]
+            ready[first : last + 1] = done / done[0]
+        return ready
+
+    def memory(self, name: str, margin: float) -> Memory:
+        tables, device = self.model.bytes, self.device(name)
+        held = sorted({i for r in self.holdings(name) for i in range(*self.span(r))})
+        fixed = sum(float(tables.fixed(np.int64(i), i + 1)) for i in held)
+        saved = {}
+        for route in self.holdings(name):
+            first, last = self.span(route)
+            degree = self.degree(route, name)
+            none, one = (
+                float(tables.per_sample(np.int64(first), last, n, recompute=route.stage.recompute))
+                for n in (0, 1)
+            )
+            saved[route.number] = (one - none) / degree
+            fixed += none / degree * max(self._sizes(route, name), default=0)
+        return Memory(limit_bytes=_limit_bytes(device, margin), fixed_bytes=fixed, saved_bytes=saved)
+
+
+def _limit_bytes(device: Device, margin: float) -> float | None:
+    if device.memory_bytes is None:
+        return None
+    usable = device.memory_bytes.value * (1 - margin)
+    if device.free_memory_bytes is not None:
+        usable = min(usable, device.free_memory_bytes.value)
+    return max(usable - (device.framework_bytes.value if device.framework_bytes else 0.0), 0.0)
