@@ -69,21 +69,16 @@ def _progress():
 
 def _show(fleet: Fleet, output: Path | None) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table("device", "kind", "free memory", "matrix products", "memory", "launch")
+    console = Console(stderr=True, highlight=False)
     for d in fleet.devices:
-        rates = "\n".join(f"{name} {_figure(f, 1e9, 'GFLOP/s')}" for name, f in d.flops.items())
-        table.add_row(
-            d.name,
-            d.kind,
-            _figure(d.free_memory_bytes, 2**30, "GiB"),
-            rates,
-            _figure(d.bytes_per_s, 1e9, "GB/s"),
-            _figure(d.launch_s, 1e-6, "µs"),
-        )
-    console = Console(stderr=True)
-    console.print(table)
+        console.print(f"{d.name}: {d.kind}", style="bold")
+        rows = [("free memory", d.free_memory_bytes, 2**30, "GiB")]
+        rows += [(f"matrix products, {name}", figure, 1e9, "GFLOP/s") for name, figure in d.flops.items()]
+        rows += [("memory", d.bytes_per_s, 1e9, "GB/s"), ("one small operation", d.launch_s, 1e-6, "µs")]
+        for label, figure, unit, unit_name in rows:
+            if figure:
+                console.print(f"  {label:26}{figure.value / unit:9.4g} {unit_name:8} ±{figure.spread:.0%}")
     for link in fleet.links:
         ends = "between processes" if link.a == link.b else f"{link.a} - {link.b}"
         curve = link.curve
@@ -92,12 +87,8 @@ def _show(fleet: Fleet, output: Path | None) -> None:
             f"for 16 MiB (±{curve.spread:.0%})"
         )
     for note in fleet.note.split("; "):
-        console.print(note, style="dim", highlight=False)
+        console.print(note, style="dim")
     print(f"written to {output}" if output else "not written: name a file with -o", file=sys.stderr)
-
-
-def _figure(figure, unit: float, name: str) -> str:
-    return "-" if figure is None else f"{figure.value / unit:.4g} {name} ±{figure.spread:.0%}"
 
 
 def _summary(fleet: Fleet, output: Path | None) -> dict:

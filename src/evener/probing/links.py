@@ -19,6 +19,8 @@ MESSAGE_BYTES = (64, 4096, 2**16, 2**20, 2**22, 2**24)
 COPY_BYTES = (4, 4096, 2**16, 2**20, 2**22, 2**24, 2**26)
 START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 5.0
+LEAST_CALLS, MOST_CALLS = 3, 12
 SLOT_BYTES = 2**25
 """A slot moves about this many bytes, so that large messages take few calls and small ones many."""
 
@@ -26,7 +28,14 @@ SLOT_BYTES = 2**25
 class Pair:
     """Two processes on this host that time messages between them; a context manager."""
 
-    def __init__(self, command: tuple[str, ...] = (sys.executable, "-m", "evener.probing.pair")) -> None:
+    def __init__(
+        self,
+        command: tuple[str, ...] = (sys.executable, "-m", "evener.probing.pair"),
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> None:
+        self._start_timeout_s, self._answer_timeout_s = start_timeout_s, answer_timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="evener-pair-")
         self._process = subprocess.Popen(
             (*command, self._folder.name),
@@ -42,30 +51,43 @@ class Pair:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._end()
+        if self._process.poll() is None:
+            self._process.stdin.close()  # type: ignore[union-attr]
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_TIMEOUT_S)
+        self._kill()
         self._folder.cleanup()
 
-    def _end(self) -> str:
-        """End both processes, wait for them, and return what they wrote on standard error."""
+    @property
+    def pid(self) -> int:
+        """The id of the first process, and of the process group of both."""
+        return self._process.pid
+
+    def _kill(self) -> str:
+        """See to it that both processes have ended; what they wrote on standard error."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        if self._process.stderr.closed:  # type: ignore[union-attr]
-            return ""
-        return self._process.communicate()[1].decode(errors="replace")
+        self._process.wait()
+        errors = self._process.stderr
+        written = b"" if errors is None or errors.closed else errors.read()
+        for pipe in (self._process.stdin, self._process.stdout, errors):
+            with suppress(BrokenPipeError):  # a command that nobody will read
+                pipe.close()  # type: ignore[union-attr]
+        return written.decode(errors="replace")
 
     def wait_until_ready(self) -> None:
         """Return when both processes have found each other; EnvironmentBrokenError when they do not."""
-        self._line(START_TIMEOUT_S)
+        self._line(self._start_timeout_s)
 
     def seconds(self, what: str, num_bytes: int) -> float:
         """Seconds of one message one way ("send") or of one all-reduce over both ("reduce")."""
-        calls = min(20, max(4, SLOT_BYTES // num_bytes))
+        calls = min(MOST_CALLS, max(LEAST_CALLS, SLOT_BYTES // num_bytes))
         try:
             self._process.stdin.write(f"{what} {num_bytes} {calls}\n".encode())  # type: ignore[union-attr]
             self._process.stdin.flush()  # type: ignore[union-attr]
         except BrokenPipeError:
             raise self._broken("ended") from None
-        return float(self._line(ANSWER_TIMEOUT_S))
+        return float(self._line(self._answer_timeout_s))
 
     def _line(self, timeout_s: float) -> str:
         stdout = self._process.stdout.fileno()  # type: ignore[union-attr]
@@ -73,7 +95,7 @@ class Pair:
         while b"\n" not in self._rest:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([stdout], [], [], left)[0]:
-                raise self._broken(f"did not answer within {timeout_s:.0f} s")
+                raise self._broken(f"did not answer within {timeout_s:g} s")
             read = os.read(stdout, 4096)
             if not read:
                 raise self._broken("ended")
@@ -82,7 +104,7 @@ class Pair:
         return line.decode()
 
     def _broken(self, how: str) -> EnvironmentBrokenError:
-        said = self._end().strip().splitlines()
+        said = self._kill().strip().splitlines()
         return EnvironmentBrokenError(
             f"the two processes that measure messages on this host {how}",
             numbers=said[-1] if said else "they wrote no error",

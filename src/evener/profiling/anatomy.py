@@ -94,12 +94,8 @@ def anatomy(
 def check_loss(loss: Any) -> None:
     """ModelError unless `loss` is one number that depends on a parameter."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        got = (
-            f"a tensor of shape {tuple(loss.shape)}"
-            if isinstance(loss, torch.Tensor)
-            else type(loss).__name__
-        )
-        raise ModelError(f"the loss must be one number, it is {got}", remedy="loss.mean() or loss.sum()")
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise ModelError(f"the loss must be one number, got {got}", remedy="loss.mean() or loss.sum()")
     if not loss.requires_grad:
         raise ModelError(
             "the loss does not depend on any parameter that requires a gradient",

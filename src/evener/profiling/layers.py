@@ -17,6 +17,7 @@ from evener.profiling.steps import Subject
 from evener.profiling.timing import Stopwatch, figure_of, is_steady
 
 REPEATS = 5
+LEAST_REPEATS = 2
 Calls = list[tuple[tuple, dict]]
 
 
@@ -145,7 +146,9 @@ def _time_size(
                 raise
             notes.append(f"layer {name!r} is not timed, it does not run alone: {type(e).__name__}: {e}")
             del timers[name]
-    for _ in range(REPEATS):
+    for number in range(REPEATS):
+        if number >= LEAST_REPEATS and watch.left_s < 0:
+            break
         for timer in timers.values():
             if not timer.is_steady:
                 timer.once(keep=True)

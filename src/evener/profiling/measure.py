@@ -8,7 +8,7 @@ from torch import nn
 
 from evener.core.profile import Layer, Profile
 from evener.core.seams import Driver
-from evener.errors import EvenerError, UsageError
+from evener.errors import ModelError, UsageError
 from evener.profiling.anatomy import Anatomy, anatomy
 from evener.profiling.chain import Piece, chain_of, ties
 from evener.profiling.layers import time_layers, time_updates
@@ -108,7 +108,7 @@ def _scan(
         try:
             batch = subject.batch(size)
             scans.append(anatomy(subject.model, pieces, subject.step_loss, batch, size))
-        except EvenerError as e:
+        except ModelError as e:
             if scans or unusable or len(sizes) == 1:
                 raise
             unusable.append(size)
