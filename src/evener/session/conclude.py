@@ -19,6 +19,7 @@ from evener.report.accounting import account, predicted_solo
 from evener.report.chrome import chrome_trace
 from evener.report.live import LiveView
 from evener.report.metrics import MetricsWriter
+from evener.report.plans import plan_text
 from evener.report.results import Evaluation, RunReport
 from evener.report.steps import typical_step
 from evener.report.text import report_text
@@ -68,6 +69,7 @@ class Journal:
             write(self.folder / "plan.json", self.plan)
             self._metrics = MetricsWriter(self.folder / "metrics.jsonl")
             if not self._quiet:
+                print(plan_text(self.plan), file=sys.stderr)
                 self._live = LiveView(self.plan, self._total_steps, time.monotonic, Console(file=sys.stderr))
                 self._live.__enter__()
         return self

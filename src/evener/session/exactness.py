@@ -56,6 +56,9 @@ def verify(request: Request) -> Exactness | None:
             keep_gradient=True,
             dropout=False,
             evaluate=False,
+            profile_s=6.0,
+            # Once there is a plan, speed is not the question.
+            rehearse=request.rehearse and plan is None,
         )
         outcome = run(asked)
         if outcome is None:

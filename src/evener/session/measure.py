@@ -17,9 +17,9 @@ from evener.core.seams import Wire
 from evener.profiling import merge_profiles, profile_model
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
+from evener.session.request import Request
 from evener.session.site import Site, open_site
 
-BUDGET_S = 20.0
 LARGEST = 1024
 LINK_SIZES = (4096, 262_144, 2**20, 8 * 2**20)
 LINK_REPEATS = 9
@@ -32,7 +32,7 @@ def micro_batch_grid(global_batch: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*powers, limit]))
 
 
-def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: float = BUDGET_S) -> Profile:
+def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: float) -> Profile:
     """The profile of the recipe's model on this process's device; the model is left as it was."""
     problem = recipe.problem
     memory = site.device.free_memory_bytes or site.device.memory_bytes
@@ -52,12 +52,13 @@ def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: f
 
 
 def profile_together(
-    recipe: Recipe, site: Site, meeting: Meeting, fleet: Fleet, sizes: tuple[int, ...]
+    recipe: Recipe, site: Site, meeting: Meeting, request: Request, sizes: tuple[int, ...]
 ) -> Profile | None:
     """Every kind measured by its first device; the merged profile on the first process, else None."""
+    fleet = request.fleet
     names = {d.kind: d.name for d in reversed(fleet.devices)}
     if names[site.device.kind] == site.device.name:
-        meeting.put(f"profile/{site.device.name}", profile_here(recipe, site, sizes))
+        meeting.put(f"profile/{site.device.name}", profile_here(recipe, site, sizes, request.profile_s))
     if meeting.rank:
         return None
     kinds = dict.fromkeys(d.kind for d in fleet.devices)
@@ -71,6 +72,7 @@ def profile_recipe(
     rehearse: bool,
     micro_batches: tuple[int, ...] | None,
     seed: int,
+    budget_s: float = 60.0,
     report: Callable[[str], None],
 ) -> Profile:
     """Profile the recipe of `script` on one device of each kind of `fleet`, one after the other, in here.
@@ -87,7 +89,8 @@ def profile_recipe(
         recipe = load_recipe(script, seed)
         site = open_site(device, rehearse=rehearse)
         recipe.model.to(site.torch_device)
-        profiles.append(profile_here(recipe, site, micro_batches or micro_batch_grid(recipe.global_batch)))
+        sizes = micro_batches or micro_batch_grid(recipe.global_batch)
+        profiles.append(profile_here(recipe, site, sizes, budget_s))
     return merge_profiles(tuple(profiles))
 
 

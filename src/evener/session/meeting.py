@@ -16,6 +16,7 @@ from evener.core.files import decode, encode
 from evener.errors import EnvironmentBrokenError, EvenerError, PeerLostError
 
 T = TypeVar("T")
+POLL_S = 0.01
 GROUP_TIMEOUT = timedelta(minutes=30)  # a lost peer closes its socket; the timeout is for a silent network
 
 
@@ -48,16 +49,17 @@ class Meeting:
     def get(self, key: str, shape: type[T], timeout: timedelta = GROUP_TIMEOUT) -> T:
         """The value another process put under `key`; waits for it, and no longer than the job lives."""
         end = time.monotonic() + timeout.total_seconds()
-        while True:
-            try:
-                self.store.wait([key], timedelta(seconds=1))
-                return decode(self.store.get(key), shape, f"the job's {key}")
-            except (dist.DistStoreError, RuntimeError) as e:
+        try:
+            while not self.store.check([key]):
                 failure = self.first_failure()
                 if failure:
-                    raise PeerLostError(f"{failure.device} failed while {key} was awaited") from e
-                if not isinstance(e, dist.DistStoreError) or time.monotonic() > end:
-                    raise PeerLostError(f"the job's store no longer answers for {key}: {e}") from e
+                    raise PeerLostError(f"{failure.device} failed while {key} was awaited")
+                if time.monotonic() > end:
+                    raise PeerLostError(f"nobody told {key} within {timeout.total_seconds():.0f} s")
+                time.sleep(POLL_S)
+            return decode(self.store.get(key), shape, f"the job's {key}")
+        except RuntimeError as e:
+            raise PeerLostError(f"the job's store no longer answers for {key}: {e}") from e
 
     def report_failure(self, failure: Failure) -> None:
         """Tell the others why this process ends; the first one to do so is the cause."""

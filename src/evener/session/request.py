@@ -13,8 +13,9 @@ from evener.core.profile import Profile
 class Request(Value, frozen=True, kw_only=True):
     """A training run: what to train, how long, on which devices and where its files go.
 
-    `fleet` has one device per process, in order. For `verify`, `dtype` overrides the
-    model's dtype, `keep_gradient` writes the first gradient to the run folder, and dropout can be off.
+    `fleet` has one device per process, in order; `profile_s` bounds the seconds of measuring. For `verify`,
+    `dtype` overrides the model's, `keep_gradient` writes the first gradient to the run folder, and
+    `dropout` can be off.
     """
 
     fleet: Fleet
@@ -32,6 +33,7 @@ class Request(Value, frozen=True, kw_only=True):
     keep_all: bool = False
     seed: int = 0
     evaluate: bool = True
+    profile_s: float = 20.0
     dtype: Literal["float32", "float64"] | None = None
     keep_gradient: bool = False
     dropout: bool = True

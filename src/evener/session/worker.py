@@ -4,6 +4,7 @@ open device → load recipe → measure (each kind once) → plan (first process
 """
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import torch
@@ -100,8 +101,11 @@ def _agreed_plan(request: Request, meeting: Meeting, recipe: Recipe, site: Site)
         return fleet, request.plan
     profile = request.profile
     if profile is None:
+        if meeting.rank == 0 and not request.quiet:
+            kinds = len({d.kind for d in fleet.devices})
+            print(f"measuring the model on {kinds} kinds, about {request.profile_s:.0f} s", file=sys.stderr)
         sizes = (request.micro_batch,) if request.micro_batch else micro_batch_grid(recipe.global_batch)
-        profile = profile_together(recipe, site, meeting, fleet, sizes)
+        profile = profile_together(recipe, site, meeting, request, sizes)
     if len(fleet.devices) > 1 and not fleet.links:
         everyone = tuple(d.name for d in fleet.devices)
         meeting.join_group(tuple(range(meeting.world_size)), 0, backend_of(fleet, everyone))
