@@ -33,7 +33,7 @@ Urgency = Callable[[str, Step], tuple[float, ...]]
 class Limits:
     """What may be in flight: micro-batches by stage, and bytes by device (`room`, what is left for them).
 
-    `saved_bytes` are per sample of a stage, `whole_bytes` what one micro-batch takes in all stages it has here.
+    `saved_bytes` are per sample of a stage, `whole_bytes` what a micro-batch takes in all stages of a device.
     """
 
     in_flight: Mapping[int, int] = field(default_factory=dict)

@@ -73,7 +73,7 @@ class Wires:
         flowing = self._flowing(bus, now_s)
         least = min((m.left_s for m in flowing), default=inf)
         through = [m for m in flowing if m.left_s == least]
-        end_s = now_s + max(least, 0.0) * len(flowing)
+        end_s = now_s + max(least, 0.0) * len(flowing) if flowing else inf
         change_s = min(
             (self._windows.next_change_s(m.source, m.target, now_s) for m in bus.moving), default=inf
         )
