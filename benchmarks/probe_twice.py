@@ -2,7 +2,7 @@
 
     python benchmarks/probe_twice.py [--probes 2] [--quick] [--json]
 
-With --json the last line has `figures` (how many were compared), `outside` (of the first's spread) and `worst`.
+With --json the last line has `figures` (how many), `outside` (of the first spread) and `worst`.
 Exit code 1 when any figure lies outside.
 """
 

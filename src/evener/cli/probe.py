@@ -73,7 +73,7 @@ def _show(fleet: Fleet, output: Path | None) -> None:
     console = Console(stderr=True, highlight=False)
     for d in fleet.devices:
         console.print(f"{d.name}: {d.kind}", style="bold")
-        rows = [("free memory", d.free_memory_bytes, 2**30, "GiB")]
+        rows = [("free memory", d.free_memory_bytes, 2.0**30, "GiB")]
         rows += [(f"matrix products, {name}", figure, 1e9, "GFLOP/s") for name, figure in d.flops.items()]
         rows += [("memory", d.bytes_per_s, 1e9, "GB/s"), ("one small operation", d.launch_s, 1e-6, "µs")]
         for label, figure, unit, unit_name in rows:

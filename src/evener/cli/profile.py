@@ -88,16 +88,17 @@ def _show(profile: Profile) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("kind", "samples", "input", "forward", "backward", "update", "peak")
-    for step in profile.steps:
-        seconds = (step.input_s, step.forward_s, step.backward_s, step.update_s)
-        cells = [f"{f.value * 1e3:.3g} ms ±{f.spread:.0%}" if f else "-" for f in seconds]
-        peak = f"{step.peak_bytes.value / 2**20:.4g} MiB" if step.peak_bytes else "-"
-        fits = peak if step.fits else "does not fit"
-        table.add_row(step.kind, str(step.micro_batch), *cells, fits)
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     params = sum(layer.num_params for layer in profile.layers)
     console.print(f"{profile.model}: {len(profile.layers)} layers, {params:,} parameters, {profile.dtype}")
-    console.print(table)
+    for kind in profile.kinds:
+        columns = ("samples", "input", "forward", "backward", "update", "peak")
+        table = Table(*columns, title=kind, title_justify="left")
+        for step in (s for s in profile.steps if s.kind == kind):
+            seconds = (step.input_s, step.forward_s, step.backward_s, step.update_s)
+            cells = [f"{f.value * 1e3:.3g} ms ±{f.spread:.0%}" if f else "-" for f in seconds]
+            peak = f"{step.peak_bytes.value / 2**20:.4g} MiB" if step.peak_bytes else "-"
+            table.add_row(str(step.micro_batch), *cells, peak if step.fits else "does not fit")
+        console.print(table)
     for note in filter(None, profile.note.split("; ")):
-        console.print(note, style="dim", highlight=False)
+        console.print(note, style="dim")

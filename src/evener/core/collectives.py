@@ -25,6 +25,7 @@ def all_reduce_seconds(num_bytes: float, hops: Sequence[Curve | None]) -> float:
 def ring(fleet: Fleet, devices: Sequence[str]) -> tuple[Curve | None, ...]:
     """The curves of the hops of a ring over `devices`, hosts kept together; None where no link is known.
 
+    A link that was measured in reductions counts with that curve, any other with its curve for messages.
     Hops that cross the same bus in the same direction at once share its rate: k of them see the bytes of
     their curves divided by k. Two members use their one link both ways: two hops. Example: four devices on a
     host whose own link names a bus of 4 GB/s pass 1 GB/s each.
@@ -38,7 +39,7 @@ def ring(fleet: Fleet, devices: Sequence[str]) -> tuple[Curve | None, ...]:
     ways = [_way(fleet, link, a, b) for link, (a, b) in zip(links, pairs, strict=True)]
     crossing = Counter(ways)
     return tuple(
-        None if link is None else _slowed(link.curve, crossing[way] if link.bus else 1)
+        None if link is None else _slowed(link.reduce_curve or link.curve, crossing[way] if link.bus else 1)
         for link, way in zip(links, ways, strict=True)
     )
 

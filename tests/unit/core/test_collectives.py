@@ -64,3 +64,10 @@ def test_opposite_directions_between_hosts_do_not_share() -> None:
 def test_missing_links_keep_their_place() -> None:
     assert ring(Fleet(devices=devices("a/x", "b/x")), ("a/x", "b/x")) == (None, None)
     assert ring(Fleet(devices=devices("a/x")), ("a/x",)) == (None,)
+
+
+def test_a_link_measured_in_reductions_is_priced_by_them() -> None:
+    plain, summing = line(1e-4, 1e10), line(1e-3, 1e9)
+    link = Link(a="a", b="a", curve=plain, reduce_curve=summing)
+    fleet = Fleet(devices=devices("a/x", "a/y"), links=(link,))
+    assert ring(fleet, ("a/x", "a/y")) == (summing, summing)
