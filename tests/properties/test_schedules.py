@@ -16,7 +16,7 @@ SEEDS = st.integers(0, 2**32)
 
 
 @given(seed=SEEDS)
-@settings(max_examples=200)
+@settings(max_examples=300)
 def test_both_evaluators_agree(seed: int):
     assert compare(seed) <= 1e-9
 

@@ -28,7 +28,7 @@ class _Device:
     row: tuple[Action, ...]
     at: int = 0
     since_s: float = 0.0
-    is_busy: bool = False
+    is_busy: bool = True
     moments: list[Moment] = field(default_factory=list)
     memory: list[tuple[float, float]] = field(default_factory=list)
 
@@ -88,7 +88,7 @@ class EventSimulator:
             memory = self.costs.memory.get(device.name)
             if memory:
                 device.memory.append((device.since_s, memory.fixed_bytes))
-            self._call(device.since_s, partial(self._go_on, device))
+            self._call(device.since_s, partial(self._wake, device))
         while self._heap:
             now, _, action = heapq.heappop(self._heap)
             action(now)
@@ -113,6 +113,11 @@ class EventSimulator:
 
     def _call(self, when_s: float, action: Callable[[float], None]) -> None:
         heapq.heappush(self._heap, (when_s, next(self._tick), action))
+
+    def _wake(self, device: _Device, now: float) -> None:
+        """The optimiser's step of the round before is done; what arrived until now has waited."""
+        device.is_busy = False
+        self._go_on(device, now)
 
     def _go_on(self, device: _Device, now: float) -> None:
         """Do actions until one takes time, cannot start yet, or is the STEP."""

@@ -95,7 +95,7 @@ def test_pairs_on_one_bus_share_its_rate():
 
 
 def test_a_bus_gives_its_whole_rate_to_who_is_left():
-    """400 and 100 bytes start together: 0.2 s at half the rate for both, then 0.3 s at full rate for the large."""
+    """400 and 100 bytes start together: 0.2 s at half the rate for both, then 0.3 s at full rate."""
     plan = two_chains()
     costs = shared(plan, "uplink")
     costs = stage_costs(
@@ -139,6 +139,14 @@ def test_memory_over_time():
     assert outcome.peak_bytes == {"h/0": 114, "h/1": 105}
     assert [held for _, held in outcome.memory["h/1"]] == [100, *[105, 100] * 4]
     assert outcome.memory["h/0"][-1][1] == 100
+
+
+def test_what_arrives_during_the_optimisers_step_waits_for_its_end():
+    plan = chain(["h/0", "h/1"], 1)
+    costs = stage_costs(plan, {0: 3.0, 1: 3.0}, update_s={"h/1": 4.0})
+    schedule = make(plan, name="1f1b")
+    assert simulate(schedule, plan, costs).step_s == pytest.approx(4 + 3 + 2)
+    assert evaluate(schedule, plan, costs).step_s == pytest.approx(4 + 3 + 2)
 
 
 def test_a_missing_number_is_named():
