@@ -15,7 +15,7 @@ from evener.planner.blocks import Block, Tables
 
 Counts = tuple[int, ...]
 _MOST_CUTS = 4000
-KEPT = 8
+KEPT = 12
 CUTS_KEPT = 2
 
 

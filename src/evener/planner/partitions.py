@@ -4,15 +4,18 @@ Estimates order the candidates, `evaluate` decides: it knows the smaller last mi
 and the reduction behind the last backward, which an option on its own cannot know.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from evener.core.plan import Plan
 from evener.cost.evaluate import evaluate
 from evener.planner.assemble import curve_of, plan_of
 from evener.planner.balance import balance
 from evener.planner.blocks import Tables
-from evener.planner.options import Counts, Option
+from evener.planner.options import Counts, Option, seconds_of
 
 Parts = tuple[tuple[Option, int], ...]
 
@@ -66,23 +69,48 @@ def search(judge: Judge, counts: Counts, options: dict[Counts, list[Option]], mo
         if found
         for beside in (False, True)
     }
-    drafts: list[tuple[float, Parts]] = []
+    drafts: list[tuple[float, tuple[Counts, ...], list[int]]] = []
     for division in divisions(counts, options):
-        held = [curves[c, len(division) > 1] for c in division]
-        balanced = balance(total, [seconds for seconds, _ in held], [1] * len(division))
-        if balanced is not None:
-            samples = [row[0] for row in balanced[1]]
-            parts = tuple(
-                (options[c][best[n]], n) for c, (_, best), n in zip(division, held, samples, strict=True) if n
-            )
-            drafts.append((balanced[0], parts))
+        held = [curves[c, len(division) > 1][0] for c in division]
+        balanced = balance(total, held, [1] * len(division))
+        if balanced is not None and balanced[0] < float("inf"):
+            drafts.append((balanced[0], division, [row[0] for row in balanced[1]]))
     drafts.sort(key=lambda d: d[0])
-    judged = sorted(((judge(parts), parts) for _, parts in drafts[:most]), key=lambda d: d[0])
+    starts: list[tuple[float, Parts]] = []
+    for place, (_, division, samples) in enumerate(drafts[:most]):
+        found = _joint_choices(division, samples, options, total, 27 if place < WIDE else 1)
+        starts += sorted(((judge(parts), parts) for parts in found), key=lambda x: x[0])[:1]
     siblings = {o: found for found in options.values() for o in found}
-    for _, parts in judged[:POLISHED]:
+    for _, parts in sorted(starts, key=lambda x: x[0])[:POLISHED]:
         polish(judge, parts, siblings)
 
 
+def _joint_choices(
+    division: tuple[Counts, ...],
+    samples: list[int],
+    options: dict[Counts, list[Option]],
+    total: int,
+    most: int,
+) -> Iterator[Parts]:
+    """The most promising options of each pipeline in all combinations, up to `most`, each balanced anew.
+
+    Reductions cost less where cuts of several pipelines coincide: that shows only when they are chosen
+    together.
+    """
+    beside = len(division) > 1
+    each = max(1, int(most ** (1 / len(division)) + 1e-9))
+    ranked = []
+    for c, n in zip(division, samples, strict=True):
+        seconds = seconds_of(options[c], np.array([max(n, 1)]), beside=beside)[:, 0]
+        ranked.append([options[c][i] for i in np.argsort(seconds, kind="stable")[:each]])
+    for chosen in itertools.product(*ranked):
+        held = [curve_of([o], total, beside=beside)[0] for o in chosen]
+        balanced = balance(total, held, [1] * len(division))
+        if balanced is not None and balanced[0] < float("inf"):
+            yield tuple((o, row[0]) for o, row in zip(chosen, balanced[1], strict=True) if row[0])
+
+
+WIDE = 30
 POLISHED = 20
 
 
