@@ -1,7 +1,8 @@
-"""The two places where a rehearsal stands in for hardware. The runtime is handed these and knows no more.
+"""The three places where a rehearsal stands in for hardware. The runtime is handed these and knows no more.
 
 executor ──run(action, work)──► Driver   runs an action on a device, owns its clock
 executor ──all_reduce(buffer)─► Wire     sums a buffer over devices, asynchronously
+executor ──send, receive──────► Channel  hands tensors from one device to another
 """
 
 from collections.abc import Callable, Hashable
@@ -9,10 +10,10 @@ from typing import Any, Protocol
 
 
 class Pending(Protocol):
-    """A reduction on its way."""
+    """A reduction or a message on its way."""
 
     def wait(self) -> None:
-        """Return when the buffer holds the sum; raises when a peer is lost."""
+        """Return when the buffer holds the sum, or what was sent may go; raises when a peer is lost."""
 
 
 class Driver(Protocol):
@@ -36,4 +37,47 @@ class Wire(Protocol):
 
     def all_reduce(self, buffer: Any, key: str) -> Pending:
         """Start summing `buffer` in place over all devices; `key` names it ("3/bucket1") for errors."""
+        ...
+
+
+class Receiving(Protocol):
+    """A message to come.
+
+    `sent_s` is known after `wait`: when it left its maker, in seconds on the clock of the receiver's driver;
+    None where the two clocks cannot be compared. Waiting until then was for a slower peer, after it for the
+    link.
+    """
+
+    sent_s: float | None
+
+    def wait(self) -> tuple[Any, ...]:
+        """The tensors; raises when the peer is lost, does nothing for too long, or sent another key."""
+        ...
+
+
+class Channel(Protocol):
+    """Moves tuples of tensors from device to device: what crosses a cut.
+
+    Messages of one pair and direction arrive in order. Both ends name each with the same key, which should
+    read well in "lab1/b did not send …": "1SEND_F2 of step 3".
+    """
+
+    def send(self, tensors: tuple[Any, ...], to: str, key: str) -> Pending:
+        """Start sending to the device `to`; never waits for the other end.
+
+        The tensors may go at once, what they are copied to may go when the result was waited for: once a
+        step is soon enough. Between devices of one process they are handed over as they are.
+        """
+        ...
+
+    def receive(self, source: str, key: str, *, device: Any) -> Receiving:
+        """Expect the next message of `source`, to be put on the torch device `device`; returns at once.
+
+        A tensor that needed a gradient where it was made arrives as a leaf that needs one. What `source` sent
+        is handed out in the order of these calls, which may come as early as one likes.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of all pairs; who still waits for this device then learns that it left."""
         ...

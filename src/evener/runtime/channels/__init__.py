@@ -1,0 +1,13 @@
+"""Messages between the devices of one job: tuples of tensors, in order, each with a key that both ends know.
+
+    send(tensors, to, key)                    receive(source, key, device=…).wait() -> tensors
+        │                                         ▲
+        ├── local    one process: handed over ────┤
+        ├── shared   one host: a ring in shared memory, announced over a unix socket
+        └── gloo     between hosts: bytes with the header in front of them
+
+messages   what a message is on the wire
+places     where a device runs, and the transport between two places with the reason for it
+local      shared      gloo        the transports
+channel    one device's end: a transport per peer, opened when first used
+"""

@@ -1,0 +1,205 @@
+"""One device's end of all its pairs: a transport per peer, opened when first used."""
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from evener.core.seams import Pending
+from evener.errors import EnvironmentBrokenError, EvenerError, PeerLostError, UnknownNameError
+from evener.runtime.channels import places
+from evener.runtime.channels.gloo import FIRST_BUFFER_BYTES, GlooTransport
+from evener.runtime.channels.local import Hub, LocalTransport
+from evener.runtime.channels.messages import Message
+from evener.runtime.channels.places import Place, choose_transport
+from evener.runtime.channels.problems import mismatch
+from evener.runtime.channels.shared import IS_AVAILABLE, SharedTransport
+from evener.runtime.ranks import Ranks
+
+TIMEOUT_S = 60.0
+
+
+class Sender(Protocol):
+    """The way to one other device."""
+
+    def send(self, tensors: tuple[torch.Tensor, ...], key: str) -> Pending:
+        """Start sending; never waits for the other end."""
+        ...
+
+
+class Receiver(Protocol):
+    """The way from one other device."""
+
+    def take(self, key: str, device: torch.device) -> Message:
+        """The next message; `key` is what it should be, for errors."""
+        ...
+
+
+class Transport(Protocol):
+    """One way to exchange messages with some of the others."""
+
+    def sender(self, to: Place) -> Sender:
+        """Open the way to a device."""
+        ...
+
+    def receiver(self, source: Place) -> Receiver:
+        """Open the way from a device."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+class JobChannel:
+    """A `Channel` that picks the transport by where the two devices run; used by one thread.
+
+    `find(device)` says where another device runs. Raises PeerLostError for a peer that left (at once) or did
+    nothing for the timeout, ReductionMismatchError where the two ends name different actions.
+    """
+
+    def __init__(self, here: Place, transports: dict[str, Transport], find: Callable[[str], Place]) -> None:
+        self.here = here.device
+        self.reasons: dict[str, str] = {}
+        self._place, self._transports, self._find = here, transports, find
+        self._senders: dict[str, Sender] = {}
+        self._inboxes: dict[str, _Inbox] = {}
+        self._is_open = True
+
+    def send(self, tensors: tuple[torch.Tensor, ...], to: str, key: str) -> Pending:
+        """Start sending `tensors` to `to`; see `Channel.send` in `core/seams.py`."""
+        sender = self._senders.get(to)
+        if sender is None:
+            place, transport = self._open(to)
+            sender = self._senders[to] = transport.sender(place)
+        return sender.send(tensors, key)
+
+    def receive(self, source: str, key: str, *, device: torch.device) -> "Awaited":
+        """Expect a message; messages of a source are handed out in the order of these calls."""
+        inbox = self._inboxes.get(source)
+        if inbox is None:
+            place, transport = self._open(source)
+            shared = self._transports.get("shared")
+            drain = shared.drain if isinstance(shared, SharedTransport) and shared is not transport else None
+            inbox = self._inboxes[source] = _Inbox(self.here, source, transport.receiver(place), drain)
+        return inbox.expect(key, device)
+
+    def close(self) -> None:
+        """Let go of sockets, memory and work. What `send` gave back must have been waited for."""
+        self._is_open = False
+        for transport in self._transports.values():
+            transport.close()
+        self._senders.clear()
+        self._inboxes.clear()
+
+    def _open(self, peer: str) -> tuple[Place, Transport]:
+        if not self._is_open:
+            raise PeerLostError(f"{self.here} has closed its channel and cannot reach {peer}")
+        place = self._find(peer)
+        name, self.reasons[peer] = choose_transport(self._place, place)
+        if name not in self._transports:
+            raise EnvironmentBrokenError(
+                f"{self.here} has no way to reach {peer}",
+                numbers=self.reasons[peer],
+                remedy="a torch.distributed group with a Gloo backend",
+            )
+        return place, self._transports[name]
+
+
+class _Inbox:
+    """Messages from one device, and who awaits them."""
+
+    def __init__(self, here: str, source: str, receiver: Receiver, drain: Callable[[], None] | None) -> None:
+        self._here, self._source, self._receiver, self._drain = here, source, receiver, drain
+        self._awaited: deque[Awaited] = deque()
+        self._error: EvenerError | None = None
+
+    def expect(self, key: str, device: torch.device) -> "Awaited":
+        awaited = Awaited(self, key, device)
+        self._awaited.append(awaited)
+        return awaited
+
+    def advance(self) -> None:
+        """Take the next message for the one who has awaited one longest."""
+        if self._error:
+            raise self._error
+        if self._drain:
+            self._drain()
+        awaited = self._awaited.popleft()
+        try:
+            message = self._receiver.take(awaited.key, awaited.device)
+            if message.key != awaited.key:
+                raise mismatch(self._here, awaited.key, self._source, message.key)
+        except EvenerError as e:
+            self._error = e  # the order is lost: nothing that follows can be trusted
+            raise
+        awaited.sent_s, awaited.tensors = message.sent_s, message.tensors
+
+
+class Awaited:
+    """A message to come. `sent_s` is known after `wait`: when it left, None where clocks differ."""
+
+    def __init__(self, inbox: _Inbox, key: str, device: torch.device) -> None:
+        self._inbox = inbox
+        self.key, self.device = key, device
+        self.sent_s: float | None = None
+        self.tensors: tuple[torch.Tensor, ...] | None = None
+
+    def wait(self) -> tuple[torch.Tensor, ...]:
+        """The tensors, in new memory on the device asked for; the second call gives the same."""
+        while self.tensors is None:
+            self._inbox.advance()
+        return self.tensors
+
+
+def open_channel(
+    ranks: Ranks,
+    store: dist.Store | None = None,
+    group: dist.ProcessGroup | None = None,
+    *,
+    hub: Hub | None = None,
+    rank: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> JobChannel:
+    """The channel of the device `ranks.here` to the others of `ranks.devices`.
+
+    Each device tells its place through `store`; pairs are opened when first used. `group` joins different
+    hosts and may be absent on one. Devices of one process share a `hub`, and `rank` then says which process
+    of the group it is. Without `store` all devices are in this process. UnknownNameError for a device that is
+    not of the job.
+    """
+    hub = hub or Hub()
+    transports: dict[str, Transport] = {"local": LocalTransport(ranks.here, hub, timeout_s)}
+    address = ""
+    if IS_AVAILABLE and store is not None:
+        shared = SharedTransport(ranks.here, timeout_s)
+        transports["shared"], address = shared, shared.address
+    here = Place(
+        device=ranks.here,
+        process=hub.process,
+        host=places.this_host(),
+        address=address,
+        token=secrets.token_hex(8),
+        rank=ranks.rank if rank is None else rank,
+        buffer_bytes=FIRST_BUFFER_BYTES,
+    )
+    if group is not None:
+        transports["gloo"] = GlooTransport(here, group, timeout_s)
+    if store is not None:
+        places.announce(here, store)
+
+    def find(device: str) -> Place:
+        if device not in ranks.devices or device == ranks.here:
+            raise UnknownNameError(
+                f"{ranks.here} has no channel to {device}", remedy=f"one of: {', '.join(ranks.devices)}"
+            )
+        if store is None:
+            return Place(
+                device=device, process=hub.process, host="", address="", token="", rank=0, buffer_bytes=4096
+            )
+        return places.find(device, store, timeout_s)
+
+    return JobChannel(here, transports, find)
