@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from evener.core.actions import parse_action
-from evener.runtime.buckets import GradientBuckets
 from evener.runtime.executor import Executor, Settings, StepResult
 from evener.runtime.hardware import HardwareDriver
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
 from evener.runtime.wire import GroupWire
+from tests.fakes import rebucket
 from tests.local.pool import Pool
 from tests.reference import Gradients, PlainRun, plain_loop
 
@@ -176,8 +176,7 @@ class Device:
         hardware = (cpu, HardwareDriver(cpu), wire)
         self.executor = Executor(self.model, optimizer, problem, ranks, hardware, settings)
         if case.several_buckets:
-            self.executor.buckets.close()
-            self.executor.buckets = GradientBuckets(list(self.model.parameters()), ranks, wire, limit=1)
+            rebucket(self.executor, ranks, wire, limit=1)
 
     def step(self, number: int, sizes: list[tuple[int, ...]], batch: Batch) -> StepResult:
         """Take step `number` over the global batch `batch`, cut into `sizes` by device."""

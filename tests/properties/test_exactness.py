@@ -15,11 +15,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from evener.core.actions import parse_action
-from evener.runtime.buckets import GradientBuckets
 from evener.runtime.executor import Executor, Settings, StepResult
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
-from tests.fakes import ScriptedDriver, ThreadedWire, together
+from tests.fakes import ScriptedDriver, ThreadedWire, rebucket, together
 from tests.reference import Gradients, PlainRun, plain_loop, relative_error
 
 IGNORE, WORDS, LENGTH = -100, 7, 3
@@ -138,8 +137,7 @@ def on_device(rank: int, wire: ThreadedWire, model: nn.Module, task: Task) -> tu
     hardware = (torch.device("cpu"), ScriptedDriver(), wire)
     wishes = Settings(max_norm=task.max_norm, loss_scale=task.loss_scale)
     executor = Executor(model, optimizer, problem, ranks, hardware, wishes)
-    executor.buckets.close()
-    executor.buckets = GradientBuckets(list(model.parameters()), ranks, wire, task.bucket_bytes)
+    rebucket(executor, ranks, wire, task.bucket_bytes)
     got: list[Gradients] = []
     optimizer.register_step_pre_hook(
         lambda *_: got.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
@@ -200,7 +198,7 @@ PLAIN_TASK = Task(
 )
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @example(shape=PLAIN_SHAPE, task=PLAIN_TASK)
 @given(shape=shapes, task=tasks)
 def test_the_gradient_of_any_split_is_that_of_one_device(shape: Shape, task: Task) -> None:
