@@ -17,6 +17,7 @@ from evener.core.profile import Profile
 from evener.errors import UsageError
 from evener.planner import PlanResult
 from evener.planner import plan as best_plan
+from evener.planner.choose import Shapes
 from evener.planner.groups import gib, ms
 
 
@@ -33,6 +34,9 @@ def plan(
     keep_all: Annotated[
         bool, typer.Option("--keep-all", help="Use every device, also one that slows the job.")
     ] = False,
+    shapes: Annotated[
+        Shapes, typer.Option(help="What to consider; auto: pipelines only if no device holds the model.")
+    ] = "auto",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
     ] = None,
@@ -48,7 +52,7 @@ def plan(
         memory_margin=memory_margin,
         keep_all=keep_all,
     )
-    result = best_plan(devices, read(profile, Profile), job)
+    result = best_plan(devices, read(profile, Profile), job, shapes=shapes)
     if output is not None:
         write(output, result.plan)
     show(result, Console(file=sys.stderr if as_json else sys.stdout, highlight=False))

@@ -91,9 +91,8 @@ def evaluate(model: CostModel, plan: Plan) -> PlanCost:
     steady state. A layer held by several shares is summed over them in buckets, see `reduction_ends`.
     """
     costs = [pipeline_cost(model, p) for p in plan.pipelines]
-    holders = [h for c in costs for h in c.holders]
     compute_end = max(c.end_s for c in costs)
-    step = max(compute_end, reduction_ends(model.network, model.bytes, holders))
+    step = step_seconds(model, costs)
     seconds: dict[str, dict[str, float]] = {}
     for cost in costs:
         own_end = {h.device: h.end_s for h in cost.holders}
@@ -110,6 +109,12 @@ def evaluate(model: CostModel, plan: Plan) -> PlanCost:
             }
     memory = {name: b for c in costs for name, b in c.memory_bytes.items()}
     return PlanCost(step_s=step, compute_end_s=compute_end, seconds=seconds, memory_bytes=memory)
+
+
+def step_seconds(model: CostModel, costs: Sequence[PipelineCost]) -> float:
+    """Seconds a step of these pipelines side by side: the last of them, or the reduction behind it."""
+    holders = [h for c in costs for h in c.holders]
+    return max(max(c.end_s for c in costs), reduction_ends(model.network, model.bytes, holders))
 
 
 def pipeline_cost(model: CostModel, pipeline: Pipeline) -> PipelineCost:

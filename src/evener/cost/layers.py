@@ -41,7 +41,7 @@ class LayerCost:
                 raise OutOfRangeError(
                     f"micro-batch {micro_batch} on {self.kind!r} is far outside what was measured",
                     numbers=f"measured sizes: {', '.join(map(str, self.sizes))}",
-                    remedy=f"a micro-batch up to {FAR * self.largest}, or a profile measured at {micro_batch}",
+                    remedy=f"at most {FAR * self.largest}, or a profile measured at {micro_batch}",
                 )
             both = (_at(self.sizes, t, micro_batch) for t in (self.forward_table, self.backward_table))
             self._rows[micro_batch] = tuple(both)  # type: ignore[assignment]

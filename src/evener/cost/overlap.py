@@ -13,6 +13,14 @@ import numpy as np
 from evener.core.buckets import BUCKET_BYTES, fill_buckets
 from evener.core.profile import Profile
 
+MOST_PIECES = 8
+"""A layer fills at most so many buckets: a large tensor is not cut, and a layer has a few (assumed)."""
+
+
+def pieces_of(num_bytes: float, limit: int = BUCKET_BYTES) -> int:
+    """Buckets that a layer's gradient of `num_bytes` fills. Example: 20 MiB fill 3 of 8 MiB."""
+    return min(MOST_PIECES, max(1, -(-round(num_bytes) // limit)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
@@ -38,7 +46,7 @@ def gradient_buckets(profile: Profile, limit: int = BUCKET_BYTES) -> tuple[Bucke
     total = sum(weights)
     done_before = total
     for size, weight in zip(sizes, weights, strict=True):
-        count = max(1, -(-round(size * scale) // limit))
+        count = pieces_of(size * scale, limit)
         for piece in range(count):
             pieces.append(round(size * scale / count))
             ready.append((done_before - weight * piece / count) / total)

@@ -11,6 +11,7 @@ import numpy as np
 from evener.core.buckets import BUCKET_BYTES, fill_buckets
 from evener.cost.communication import Network
 from evener.cost.memory import ModelBytes
+from evener.cost.overlap import pieces_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ def reduction_ends(network: Network, model: ModelBytes, holders: Sequence[Holder
             num_bytes = float(sizes[layers].sum())
             if not num_bytes:
                 continue
-            pieces = -(-int(num_bytes) // BUCKET_BYTES)
+            pieces = pieces_of(num_bytes)
             one = network.all_reduce_s(names, num_bytes / pieces)
             end_ready = latest[layers[-1]]
             begin = latest[layers[-1] + 1] if pieces > 1 else end_ready

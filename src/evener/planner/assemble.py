@@ -13,14 +13,22 @@ class Names:
     """Hands out the devices of each group, first come first served."""
 
     def __init__(self, tables: Tables) -> None:
-        self._left = [list(g.names) for g in tables.groups]
+        self._groups = [g.names for g in tables.groups]
+        self._taken = [0] * len(self._groups)
 
-    def take(self, group: int) -> str:
-        return self._left[group].pop(0)
+    def take(self, option: Option) -> tuple[str, ...]:
+        """Devices for the blocks of an option, in order."""
+        names = []
+        for block in option.blocks:
+            for g in block:
+                names.append(self._groups[g][self._taken[g]])
+                self._taken[g] += 1
+        return tuple(names)
 
 
-def pipeline_of(tables: Tables, option: Option, samples: int, names: Names) -> Pipeline:
-    """The option as a pipeline that takes `samples` of each global batch."""
+def pipeline_of(tables: Tables, option: Option, samples: int, devices: Sequence[str]) -> Pipeline:
+    """The option on `devices` as a pipeline that takes `samples` of each global batch."""
+    names = iter(devices)
     layers = [x.name for x in tables.model.profile.layers]
     stages = []
     for s, block in enumerate(option.blocks):
@@ -28,7 +36,7 @@ def pipeline_of(tables: Tables, option: Option, samples: int, names: Names) -> P
         held = min(len(option.blocks) - s, option.most_micro_batches or len(option.blocks))
         table = tables.stage(block, option.micro_batch, held)
         parts = table.splits[table.split[first, last]]
-        shares = tuple(Share(devices=(names.take(g),), samples=n) for g, n in zip(block, parts, strict=True))
+        shares = tuple(Share(devices=(next(names),), samples=n) for n in parts)
         stages.append(
             Stage(
                 layers=tuple(layers[first:last]),
@@ -42,7 +50,7 @@ def pipeline_of(tables: Tables, option: Option, samples: int, names: Names) -> P
 def plan_of(tables: Tables, global_batch: int, parts: Sequence[tuple[Option, int]], left: str = "") -> Plan:
     """The options with their samples as a plan; who is not used is left out with the reason `left`."""
     names = Names(tables)
-    pipelines = tuple(pipeline_of(tables, option, n, names) for option, n in parts if n)
+    pipelines = tuple(pipeline_of(tables, option, n, names.take(option)) for option, n in parts if n)
     used = {d for p in pipelines for d in p.devices}
     out = tuple(LeftOut(device=d.name, reason=left) for d in tables.model.fleet.devices if d.name not in used)
     schedule = "1f1b" if any(len(p.stages) > 1 for p in pipelines) else "gpipe"

@@ -11,7 +11,7 @@ from evener.cost.evaluate import CostModel
 from evener.planner.groups import Group
 
 Block = tuple[int, ...]
-"""Groups (by number, sorted) whose devices share one stage; (0, 0, 2) is two of group 0 and one of group 2."""
+"""Groups (by number, sorted) whose devices share one stage: (0, 0, 2) is two of group 0, one of group 2."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,27 +11,36 @@ from evener.errors import NoPlanFitsError
 from evener.planner.data_parallel import plan_data_parallel
 from evener.planner.result import PlanResult
 
-Shapes = Literal["data-parallel", "all"]
+Shapes = Literal["data-parallel", "auto", "all"]
 
 
 def plan(fleet: Fleet, profile: Profile, job: Job, *, shapes: Shapes = "data-parallel") -> PlanResult:
     """The best plan for `job` on `fleet`, how good it is known to be, and why.
 
-    `shapes` limits the search to what a runtime can run; a split given by the job is data-parallel by itself.
+    `shapes`: "data-parallel" plans one stage a device; "all" searches pipelines, shared stages and their
+    mixtures too; "auto" does that only where no device can hold the whole model. A split given by the job
+    is data-parallel.
     Raises NoPlanFitsError naming the limits that clash, UnknownNameError for a kind, device or layer the
     files do not hold, UsageError for wishes that contradict each other.
     """
-    if shapes == "data-parallel" or job.batch_per_device is not None or job.keep_all:
-        return plan_data_parallel(fleet, profile, job)
-    if not profile.timings:
-        flat = plan_data_parallel(fleet, profile, job)
-        said = "only data parallelism was considered: the profile has no seconds by layer"
-        return replace(flat, reasons=(*flat.reasons, said)) if len(fleet.devices) > 1 else flat
-    flat_result: PlanResult | None
+    given = job.batch_per_device is not None or job.keep_all
+    flat: PlanResult | None
     try:
-        flat_result = plan_data_parallel(fleet, profile, job)
+        flat = plan_data_parallel(fleet, profile, job)
     except NoPlanFitsError:
-        flat_result = None
+        if shapes == "data-parallel" or given or not profile.timings:
+            raise
+        flat = None
+    if flat is not None and (shapes == "data-parallel" or given):
+        return flat
+    if flat is not None and (shapes == "auto" or not profile.timings):
+        return replace(flat, reasons=(*flat.reasons, _narrow(profile))) if len(fleet.devices) > 1 else flat
     from evener.planner.whole import plan_whole  # only when wanted: data parallelism answers without it
 
-    return plan_whole(fleet, profile, job, flat_result)
+    return plan_whole(fleet, profile, job, flat)
+
+
+def _narrow(profile: Profile) -> str:
+    if profile.timings:
+        return "only data parallelism was considered; --shapes all looks at pipelines too"
+    return "only data parallelism was considered: the profile has no seconds by layer"

@@ -46,7 +46,7 @@ class Template:
 def stage_limit(counts: Mix, num_layers: int, most_mixes: int) -> int:
     """The most stages for which there are at most `most_mixes` mixes."""
     total = _mixes_by_stages(counts, min(sum(counts), num_layers))
-    return int(max(1, np.searchsorted(total, most_mixes, side="right")))
+    return max(1, int(np.searchsorted(total, most_mixes, side="right")))
 
 
 def count_mixes(counts: Mix, most_stages: int) -> int:

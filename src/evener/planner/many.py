@@ -8,7 +8,7 @@ import numpy as np
 
 from evener.core.job import Job
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.cost.evaluate import PlanCost, evaluate, pipeline_cost
+from evener.cost.evaluate import pipeline_cost
 from evener.planner.balance import balance
 from evener.planner.blocks import Tables
 from evener.planner.groups import Group
@@ -17,6 +17,7 @@ from evener.planner.packing import Shelf, fewest_seconds, least_seconds, shelf
 
 _MOST_MIXES = 3000
 _MOST_SIZES = 5
+_MOST_ALONE = 12
 
 
 def classes_of(groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -28,20 +29,25 @@ def classes_of(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 
 def search_many(tables: Tables, job: Job) -> tuple[list[Plan], float]:
-    """(candidate plans, seconds that no plan of one device a stage, up to the stage limit, can beat)."""
+    """(plans, seconds that none of one device a stage can beat): the best packings of all and of some
+    templates, with and without regard to the reduction.
+    """
     counts = tuple(len(g.names) for g in tables.groups)
     limit = stage_limit(counts, tables.num_layers, _MOST_MIXES)
     templates: list[Template] = []
     for size in sizes_for_many(tables, job):
         templates += Ladder(tables, counts, size, limit).templates()
     if not templates:
-        return [], float("inf")
-    reduce_s, least_fill = _reduction_guess(tables, templates), _least_fill(tables, templates)
-    bare = shelf(templates, np.zeros(len(templates)), least_fill)
-    bound = least_seconds(bare, counts, job.global_batch)
+        return [], 0.0
+    bare = shelf(templates, np.zeros(len(templates)))
+    bound = least_seconds(bare, _least_fill(tables, templates), counts, job.global_batch)
+    careful = shelf(templates, _reduction_guess(tables, templates))
     plans: dict[tuple, Plan] = {}
-    for some in [*variants(bare, counts), *variants(shelf(templates, reduce_s, least_fill), counts)]:
-        packed = fewest_seconds(some, counts, job.global_batch)
+    drafts = [(some, fewest_seconds(some, counts, job.global_batch)) for some in variants(bare, counts)]
+    drafts += [(some, fewest_seconds(some, counts, job.global_batch)) for some in variants(careful, counts)]
+    alone = bare.fill + np.maximum(job.global_batch / bare.size - 1, 0.0) * bare.period
+    drafts += [(bare, (float(alone[i]), {int(i): 1})) for i in np.argsort(alone)[:_MOST_ALONE]]
+    for some, packed in drafts:
         key = tuple(
             sorted((some.templates[i].mix, some.templates[i].micro_batch, k) for i, k in packed[1].items())
         )
@@ -50,6 +56,20 @@ def search_many(tables: Tables, job: Job) -> tuple[list[Plan], float]:
             if drafted is not None:
                 plans[key] = drafted
     return list(plans.values()), bound
+
+
+def _least_fill(tables: Tables, templates: Sequence[Template]) -> np.ndarray:
+    """One micro-batch through every layer on the fastest class of the mix: no cut fills faster."""
+    known: dict[tuple, float] = {}
+    found = []
+    for t in templates:
+        key = (tuple(k > 0 for k in t.mix), t.micro_batch)
+        if key not in known:
+            kinds = [g.kind for g, has in zip(tables.groups, key[0], strict=True) if has]
+            rows = [np.sum(tables.model.layers(k).seconds(t.micro_batch), axis=0) for k in kinds]
+            known[key] = float(np.minimum.reduce(rows).sum())
+        found.append(known[key])
+    return np.array(found)
 
 
 def _reduction_guess(tables: Tables, templates: Sequence[Template]) -> np.ndarray:
@@ -65,20 +85,6 @@ def _reduction_guess(tables: Tables, templates: Sequence[Template]) -> np.ndarra
     seconds = [tables.model.network.flat_all_reduce_s(names, s) if s else 0.0 for s in sizes]
     sums = np.concatenate([[0.0], np.cumsum(seconds)])
     return np.array([np.diff(sums[list(t.cuts)]).max() for t in templates])
-
-
-def _least_fill(tables: Tables, templates: Sequence[Template]) -> np.ndarray:
-    """One micro-batch through every layer on the fastest class of the mix: no cut fills faster."""
-    known: dict[tuple, float] = {}
-    found = []
-    for t in templates:
-        present = tuple(k > 0 for k in t.mix)
-        if (present, t.micro_batch) not in known:
-            kinds = [g.kind for g, has in zip(tables.groups, present, strict=True) if has]
-            rows = [sum(tables.model.layers(k).seconds(t.micro_batch)) for k in kinds]
-            known[present, t.micro_batch] = float(np.minimum.reduce(rows).sum())
-        found.append(known[present, t.micro_batch])
-    return np.array(found)
 
 
 def sizes_for_many(tables: Tables, job: Job) -> tuple[int, ...]:
@@ -156,7 +162,8 @@ def placed(tables: Tables, held: Shelf, chosen: dict[int, int], job: Job) -> Pla
     for row, which in zip(found[1], members, strict=True):
         for n, at in zip(row, which, strict=True):
             if n:
-                pipelines.append(_pipeline(tables, *drafts[at], n))
+                template, names = drafts[at]
+                pipelines.append(_pipeline(tables, template, names, n))
     schedule = "1f1b" if any(len(p.stages) > 1 for p in pipelines) else "gpipe"
     return Plan(global_batch=job.global_batch, pipelines=tuple(pipelines), schedule=schedule)
 
@@ -203,8 +210,3 @@ def _pipeline(tables: Tables, template: Template, names: Sequence[str], samples:
             )
         )
     return Pipeline(samples=samples, micro_batch=size, stages=tuple(stages))
-
-
-def judged(tables: Tables, plans: Sequence[Plan]) -> list[tuple[PlanCost, Plan]]:
-    """Each plan with its exact cost, fastest first."""
-    return sorted(((evaluate(tables.model, p), p) for p in plans), key=lambda x: x[0].step_s)

@@ -77,18 +77,21 @@ def options_of(
 
 
 def lowest(options: list[Option], global_batch: int, keep: int = KEPT) -> list[Option]:
-    """The `keep` fastest for each number of samples, alone and beside others, each once."""
+    """The `keep` fastest for each number of samples, and two of each micro-batch, alone and beside others."""
     if not options:
         return []
     samples = np.arange(1, global_batch + 1)
     if len(samples) > 64:
         samples = np.unique(np.geomspace(1, global_batch, 64).round().astype(int))
-    first = min(keep, len(options))
-    rows = [
-        np.argpartition(seconds_of(options, samples, beside=beside), first - 1, axis=0)[:first]
-        for beside in (False, True)
-    ]
-    return [options[i] for i in np.unique(np.concatenate(rows))]
+    kept: set[int] = set()
+    sizes = np.array([o.micro_batch for o in options])
+    alike = [np.arange(len(options)), *(np.flatnonzero(sizes == b) for b in np.unique(sizes))]
+    for beside in (False, True):
+        seconds = seconds_of(options, samples, beside=beside)
+        for rows, most in zip(alike, [keep] + [2] * (len(alike) - 1), strict=True):
+            first = min(most, len(rows))
+            kept |= set(rows[np.argpartition(seconds[rows], first - 1, axis=0)[:first]].ravel().tolist())
+    return [options[i] for i in sorted(kept)]
 
 
 def seconds_of(options: Sequence[Option], samples: np.ndarray, *, beside: bool) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""How many pipelines of each template: a linear program for the bound, rounding and filling for the plan.
+"""How many pipelines of each template: a linear program, rounding and filling.
 
     maximise Σ x_p · n_p(D)   with   Σ x_p · mix_p ≤ counts
 
 n_p(D) are the samples pipeline p takes in D seconds. The smallest D with at least the global batch is the
-step. The program has one row a class, so that its optimum uses few templates and its prices give the bound.
+step. The program has one row a class, so that its optimum uses few templates and little is lost by rounding.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,6 @@ class Shelf:
     period: np.ndarray
     size: np.ndarray
     extra: np.ndarray
-    least_fill: np.ndarray
 
     def samples(self, seconds: float) -> np.ndarray:
         """Samples each template takes within `seconds`, in whole micro-batches."""
@@ -39,11 +38,11 @@ class Shelf:
 
     def only(self, rows: np.ndarray) -> "Shelf":
         """The templates at `rows`."""
-        parts = {f: getattr(self, f)[rows] for f in ("mix", "fill", "period", "size", "extra", "least_fill")}
+        parts = {f: getattr(self, f)[rows] for f in ("mix", "fill", "period", "size", "extra")}
         return Shelf(templates=tuple(self.templates[i] for i in np.flatnonzero(rows)), **parts)
 
 
-def shelf(templates: Sequence[Template], extra: np.ndarray, least_fill: np.ndarray) -> Shelf:
+def shelf(templates: Sequence[Template], extra: np.ndarray) -> Shelf:
     """The templates as arrays."""
     return Shelf(
         templates=tuple(templates),
@@ -52,12 +51,11 @@ def shelf(templates: Sequence[Template], extra: np.ndarray, least_fill: np.ndarr
         period=np.array([t.period_s for t in templates]),
         size=np.array([float(t.micro_batch) for t in templates]),
         extra=extra,
-        least_fill=least_fill,
     )
 
 
 def relaxed(mix: np.ndarray, values: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """(optimum, parts of pipelines by template, price by class) of the linear program, by revised simplex.
+    """(bound, parts of pipelines by template, price by class) of the linear program, by revised simplex.
 
     Starts from the slack basis; the entering template is the one with the largest reduced value.
     Example: one class of 5 devices, templates of 1 (value 2) and 2 (value 5): optimum 12.5, price 2.5.
@@ -83,7 +81,7 @@ def relaxed(mix: np.ndarray, values: np.ndarray, counts: np.ndarray) -> tuple[fl
             break
         basis[leaving] = entering
     price = np.maximum(price, 0.0)
-    # Prices that are off by rounding, or by pivots cut short, still bound: raise them until no template is worth more.
+    # Prices off by rounding, or by pivots cut short, are raised until no template is worth more.
     short = (values - mix @ price).max(initial=0.0)
     bound = float(counts @ price) + (short * counts.sum() if short > 0 else 0.0)
     parts = np.zeros(len(mix))
@@ -146,7 +144,7 @@ def pack_exactly(held: Shelf, counts: Mix, seconds: float) -> tuple[float, dict[
     return float(table[tuple(counts)]), chosen
 
 
-def fewest_seconds(held: Shelf, counts: Mix, global_batch: int) -> tuple[float, dict[int, int]] | None:
+def fewest_seconds(held: Shelf, counts: Mix, global_batch: int) -> tuple[float, dict[int, int]]:
     """The packing that takes the global batch soonest, by bisection over the step."""
     states = int(np.prod([k + 1 for k in counts]))
     packing = pack_exactly if states <= _EXACT_STATES else pack
@@ -165,20 +163,20 @@ def fewest_seconds(held: Shelf, counts: Mix, global_batch: int) -> tuple[float, 
     return high, found
 
 
-def least_seconds(held: Shelf, counts: Mix, global_batch: int) -> float:
+def least_seconds(held: Shelf, least_fill: np.ndarray, counts: Mix, global_batch: int) -> float:
     """A step that no packing of pipelines with these mixes and micro-batches can beat.
 
-    In D seconds a pipeline of a mix takes at most b·(1 + (D - fill) / period) samples, for the least fill
+    In D seconds a pipeline of a mix takes at most b·(1 + (D - fill) / period) samples, with the least fill
     of any cut and the least period of the mix; the program over these bounds all packings, parts of
     pipelines allowed.
     """
     low, high = 0.0, float((held.fill + (global_batch / held.size) * held.period).min())
     for _ in range(40):
-        if high - low < 1e-5 * high:
+        if high - low < 1e-4 * high:
             break
         middle = 0.5 * (low + high)
-        number = 1 + (middle - held.least_fill) / held.period
-        values = np.where(middle >= held.least_fill, number * held.size, 0.0)
+        number = 1 + (middle - least_fill) / held.period
+        values = np.where(middle >= least_fill, number * held.size, 0.0)
         if relaxed(held.mix, values, np.array(counts, dtype=float))[0] >= global_batch:
             high = middle
         else:

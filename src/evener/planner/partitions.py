@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evener.core.plan import Plan
-from evener.cost.evaluate import evaluate
-from evener.planner.assemble import curve_of, plan_of
+from evener.cost.evaluate import PipelineCost, pipeline_cost, step_seconds
+from evener.planner.assemble import Names, curve_of, pipeline_of, plan_of
 from evener.planner.balance import balance
 from evener.planner.blocks import Tables
 from evener.planner.options import Counts, Option, seconds_of
@@ -28,20 +28,33 @@ class Judge:
     global_batch: int
     best_s: float = float("inf")
     best: Parts = ()
-    evaluated: int = 0
     _seen: dict[Parts, float] = field(default_factory=dict)
+    _costs: dict[tuple, PipelineCost] = field(default_factory=dict)
 
     def __call__(self, parts: Parts) -> float:
+        """Seconds a step; of combinations whose compute alone is no faster than the best, only that."""
         parts = tuple((o, n) for o, n in parts if n)
         if parts not in self._seen:
-            self.evaluated += 1
-            self._seen[parts] = evaluate(self.tables.model, self.plan(parts)).step_s
-        seconds = self._seen[parts]
-        if seconds < self.best_s * (1 - 1e-12):
-            self.best_s, self.best = seconds, parts
-        return seconds
+            names = Names(self.tables)
+            costs = [self._cost(option, n, names) for option, n in parts]
+            seconds = max(c.end_s for c in costs)
+            if seconds < self.best_s:
+                seconds = step_seconds(self.tables.model, costs)
+            self._seen[parts] = seconds
+            if seconds < self.best_s * (1 - 1e-12):
+                self.best_s, self.best = seconds, parts
+        return self._seen[parts]
+
+    def _cost(self, option: Option, samples: int, names: Names) -> PipelineCost:
+        taken = names.take(option)
+        key = (option, samples, taken)
+        if key not in self._costs:
+            made = pipeline_of(self.tables, option, samples, taken)
+            self._costs[key] = pipeline_cost(self.tables.model, made)
+        return self._costs[key]
 
     def plan(self, parts: Parts) -> Plan:
+        """The combination as a plan."""
         return plan_of(self.tables, self.global_batch, parts)
 
 
@@ -78,7 +91,7 @@ def search(judge: Judge, counts: Counts, options: dict[Counts, list[Option]], mo
     drafts.sort(key=lambda d: d[0])
     starts: list[tuple[float, Parts]] = []
     for place, (_, division, samples) in enumerate(drafts[:most]):
-        found = _joint_choices(division, samples, options, total, 27 if place < WIDE else 1)
+        found = _joint_choices(division, samples, options, total, 64 if place < WIDE else 1)
         starts += sorted(((judge(parts), parts) for parts in found), key=lambda x: x[0])[:1]
     siblings = {o: found for found in options.values() for o in found}
     for _, parts in sorted(starts, key=lambda x: x[0])[:POLISHED]:

@@ -1,7 +1,6 @@
 """The whole plan shape: pipelines → stages → shares, for fleets of any size."""
 
 import math
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -14,24 +13,18 @@ from evener.cost.step import MODEL_ERROR
 from evener.errors import NoPlanFitsError
 from evener.planner.baselines import baselines
 from evener.planner.blocks import Tables
+from evener.planner.bound import least_seconds_of_any
 from evener.planner.groups import gib, groups_of, ms
+from evener.planner.many import classes_of, search_many
 from evener.planner.options import Counts, Option, options_of, sub_counts
 from evener.planner.partitions import Judge, search
 from evener.planner.predict import pool_of, solo_rates
 from evener.planner.result import Alternative, PlanResult
+from evener.planner.shift import shifted
 
 _MOST_EVALUATED = 400
 _FEW_ORDERS = 1500
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What a search hands on: its best plan, a bound on every plan of the shapes it covered, and its
-    tables.
-    """
-
-    judge: Judge
-    bound_s: float
+_EXACT_STATES = 600
 
 
 def plan_whole(fleet: Fleet, profile: Profile, job: Job, flat: PlanResult | None) -> PlanResult:
@@ -39,21 +32,37 @@ def plan_whole(fleet: Fleet, profile: Profile, job: Job, flat: PlanResult | None
 
     Raises NoPlanFitsError with the memory sum, and what the tables raise for kinds or layers not measured.
     """
-    tables = Tables(model=CostModel(fleet=fleet, profile=profile), groups=groups_of(fleet, profile, job))
-    counts = tuple(len(g.names) for g in tables.groups)
-    judge = Judge(tables=tables, global_batch=job.global_batch)
-    if num_orders(counts) <= _FEW_ORDERS:
-        search_few(judge, counts, job)
-    candidates = [judge.plan(judge.best)] if judge.best else []
+    groups = groups_of(fleet, profile, job)
+    model = CostModel(fleet=fleet, profile=profile)
+    tables = Tables(model=model, groups=groups)
+    counts = tuple(len(g.names) for g in groups)
     others = baselines(tables, job)
-    candidates += [p for _, p in others if p is not None]
+    candidates = [p for _, p in others if p is not None]
+    bound = least_seconds_of_any(tables, job)
+    if num_orders(counts) <= _FEW_ORDERS:
+        judge = Judge(tables=tables, global_batch=job.global_batch)
+        search_few(judge, counts, job)
+        candidates += [judge.plan(judge.best)] if judge.best else []
+    else:
+        if math.prod(k + 1 for k in counts) > _EXACT_STATES:
+            tables = Tables(model=model, groups=classes_of(groups))
+        plans, many_bound = search_many(tables, job)
+        candidates, bound = candidates + plans, max(bound, many_bound)
     if flat is not None:
         candidates.append(flat.plan)
     if not candidates:
         raise _nothing_fits(tables, job)
-    priced = [(evaluate(tables.model, p), p) for p in candidates]
+    priced = [(evaluate(model, p), p) for p in candidates]
     cost, best = min(priced, key=lambda x: x[0].step_s)
-    return _result(tables, job, best, cost, others, flat)
+    best = shifted(tables, best)
+    cost = evaluate(model, best)
+    if job.max_step_s is not None and cost.step_s > job.max_step_s:
+        raise NoPlanFitsError(
+            f"the fastest plan misses the limit of {ms(job.max_step_s)} a step",
+            numbers=f"it takes {ms(cost.step_s)}, and no plan can take less than {ms(bound)}",
+            remedy=f"max_step_s of {cost.step_s:.4g} or more, a smaller global batch, or more devices",
+        )
+    return _result(tables, job, best, cost, others, flat, bound)
 
 
 def search_few(judge: Judge, counts: Counts, job: Job) -> None:
@@ -96,6 +105,7 @@ def _result(
     cost: PlanCost,
     others: list[tuple[str, Plan | None]],
     flat: PlanResult | None,
+    bound: float,
 ) -> PlanResult:
     model = tables.model
     edges = []
@@ -120,6 +130,7 @@ def _result(
         if d.name not in used
     )
     limits = limiter_of(cost)
+    gap = max(0.0, 1 - bound / cost.step_s)
     plan = replace(best, prediction=prediction, left_out=out, why=limits)
     alternatives = [
         Alternative(
@@ -137,8 +148,8 @@ def _result(
         )
     return PlanResult(
         plan=plan,
-        status="within",
-        gap=0.0,
+        status="proven" if gap < 1e-9 else "within",
+        gap=gap,
         limiter=limits,
         reasons=_assumed(tables),
         alternatives=tuple(alternatives),
@@ -183,7 +194,7 @@ def _nothing_fits(tables: Tables, job: Job) -> NoPlanFitsError:
     return NoPlanFitsError(
         "no plan fits the devices' memory",
         numbers=(
-            f"parameters, gradients and optimiser state need {gib(held)}, one sample's activations {gib(acts)}; "
+            f"parameters, gradients and optimiser need {gib(held)}, activations of a sample {gib(acts)}; "
             f"the devices offer {gib(room)} in all (margin {job.memory_margin:.0%})"
         ),
         remedy=(
