@@ -10,11 +10,7 @@ from typing import Any
 
 import torch
 
-from evener.core.seams import Wire
 from evener.errors import PeerLostError
-from evener.runtime.buckets import GradientBuckets
-from evener.runtime.executor import Executor
-from evener.runtime.ranks import Ranks
 
 WAIT_S = 20.0
 
@@ -113,12 +109,6 @@ def together(work: Callable[[int, ThreadedWire], Any], world_size: int) -> list[
     if errors:
         raise errors[0]
     return results
-
-
-def rebucket(executor: Executor, ranks: Ranks, wire: Wire, limit: int) -> None:
-    """Cut the gradients of `executor`, which has not stepped yet, in buckets of at most `limit` bytes."""
-    executor.buckets.close()
-    executor.buckets = GradientBuckets(list(executor.model.parameters()), ranks, wire, limit)
 
 
 class ScriptedDriver:

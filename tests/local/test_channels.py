@@ -21,10 +21,12 @@ DEVICES = ("lab1/a", "lab1/b", "lab2/c")
 both = pytest.mark.parametrize("transport", ["shared", "gloo"])
 
 
-def open_here(rank: int, world_size: int, transport: str, timeout_s: float = 10.0) -> JobChannel:
+def open_here(
+    rank: int, world_size: int, transport: str, timeout_s: float = 10.0, generation: int = 0
+) -> JobChannel:
     """This process's channel; "gloo" is what two hosts would get."""
     channel.IS_AVAILABLE = transport == "shared"
-    store = dist.distributed_c10d._get_default_store()
+    store = dist.PrefixStore(f"channel{generation}", dist.distributed_c10d._get_default_store())
     return open_channel(
         Ranks(DEVICES[:world_size], DEVICES[rank]), store, dist.group.WORLD, timeout_s=timeout_s
     )
@@ -106,8 +108,7 @@ def test_gloo_holds_only_what_was_not_taken(pool: Pool) -> None:
 def reopen(rank: int, world_size: int, transport: str) -> None:
     """Receives that were posted and never served must not take messages of the next channel."""
     for generation in range(3):
-        opened = open_here(rank, world_size, transport)
-        dist.barrier()  # all have told their new places
+        opened = open_here(rank, world_size, transport, generation=generation)
         peer = DEVICES[1 - rank]
         sent = opened.send((torch.tensor(generation),), peer, "k")
         assert int(opened.receive(peer, "k", device=CPU).wait()[0]) == generation

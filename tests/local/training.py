@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from evener.core.actions import parse_action
-from evener.runtime.executor import Executor, Settings, StepResult
+from evener.core.buckets import BUCKET_BYTES
+from evener.runtime.executor import Alone, Executor, Settings, StepResult, whole_model
 from evener.runtime.hardware import HardwareDriver
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
 from evener.runtime.wire import GroupWire
-from tests.fakes import rebucket
 from tests.local.pool import Pool
 from tests.reference import Gradients, PlainRun, plain_loop
 
@@ -163,7 +163,7 @@ class Device:
         optimizer = case.optimizer(self.model.parameters())
         optimizer.register_step_pre_hook(lambda *_: self.recorder(_gradients(self.model)))
         ranks = Ranks(tuple(f"test/{d}" for d in range(world_size)), f"test/{rank}")
-        cpu, wire = torch.device("cpu"), GroupWire()
+        cpu = torch.device("cpu")
         problem = Problem(
             loss=case.loss,
             inputs=default_inputs,
@@ -173,10 +173,14 @@ class Device:
         settings = Settings(
             max_norm=case.max_norm, loss_scale=case.loss_scale, on_non_finite=case.on_non_finite
         )
-        hardware = (cpu, HardwareDriver(cpu), wire)
-        self.executor = Executor(self.model, optimizer, problem, ranks, hardware, settings)
-        if case.several_buckets:
-            rebucket(self.executor, ranks, wire, limit=1)
+        holding = whole_model(
+            self.model,
+            problem,
+            ranks,
+            GroupWire(),
+            bucket_bytes=1 if case.several_buckets else BUCKET_BYTES,
+        )
+        self.executor = Executor(holding, optimizer, problem, ranks, HardwareDriver(cpu), settings)
 
     def step(self, number: int, sizes: list[tuple[int, ...]], batch: Batch) -> StepResult:
         """Take step `number` over the global batch `batch`, cut into `sizes` by device."""
@@ -187,7 +191,7 @@ class Device:
         cut = iter([tuple(t[a:b] for t in batch) for a, b in itertools.pairwise(edges)])
         words = [f"0{kind}{m}" for m in range(len(mine)) for kind in "FB"] + ["0REDUCE_GRAD", "STEP"]
         row = tuple(parse_action(word) for word in words)
-        return self.executor.step(number, row, mine, lambda: next(cut), len(batch[0]))
+        return self.executor.step(number, row, Alone(mine), lambda *_: next(cut), len(batch[0]))
 
     def _break(self, model: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         fault = self.case.fault

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from evener.core.actions import parse_action
-from evener.runtime.executor import Executor, Settings, StepResult
+from evener.runtime.executor import Alone, Executor, Settings, StepResult, whole_model
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
-from tests.fakes import ScriptedDriver, ThreadedWire, rebucket, together
+from tests.fakes import ScriptedDriver, ThreadedWire, together
 from tests.reference import Gradients, PlainRun, plain_loop, relative_error
 
 IGNORE, WORDS, LENGTH = -100, 7, 3
@@ -134,10 +134,9 @@ def on_device(rank: int, wire: ThreadedWire, model: nn.Module, task: Task) -> tu
         weight=None if task.valid is None else num_valid,
     )
     ranks = Ranks(names, names[rank])
-    hardware = (torch.device("cpu"), ScriptedDriver(), wire)
     wishes = Settings(max_norm=task.max_norm, loss_scale=task.loss_scale)
-    executor = Executor(model, optimizer, problem, ranks, hardware, wishes)
-    rebucket(executor, ranks, wire, task.bucket_bytes)
+    holding = whole_model(model, problem, ranks, wire, bucket_bytes=task.bucket_bytes)
+    executor = Executor(holding, optimizer, problem, ranks, ScriptedDriver(), wishes)
     got: list[Gradients] = []
     optimizer.register_step_pre_hook(
         lambda *_: got.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
@@ -153,7 +152,7 @@ def on_device(rank: int, wire: ThreadedWire, model: nn.Module, task: Task) -> tu
     else:
         words = [f"0{kind}{m}" for m in micro_batches for kind in "FB"]
     row = tuple(parse_action(word) for word in [*words, "0REDUCE_GRAD", "STEP"])
-    result = executor.step(0, row, sizes, lambda: next(cut), task.samples)
+    result = executor.step(0, row, Alone(sizes), lambda *_: next(cut), task.samples)
     assert len(got) == 1, result.verdict.reason
     return got[0], result
 

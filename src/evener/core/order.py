@@ -4,8 +4,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from evener.core.figures import Value
-from evener.core.plan import Pipeline, Plan, micro_batch_sizes
+from evener.core.plan import Pipeline, Plan
+from evener.core.routes import Routes
 from evener.core.split import apportion, spans_of
+from evener.errors import PlanMismatchError
 
 
 class GlobalBatch(Value, frozen=True, kw_only=True):
@@ -46,16 +48,30 @@ def samples_by_pipeline(plan: Plan, samples: int) -> tuple[int, ...]:
     return apportion(samples, [pipeline.samples for pipeline in plan.pipelines])
 
 
-def micro_batches_of(plan: Plan, pipeline: int, batch: GlobalBatch) -> tuple[tuple[int, int], ...]:
-    """Half-open position ranges of the micro-batches that `pipeline` takes of `batch`, in order.
+def resized(plan: Plan, samples: int) -> Plan:
+    """The plan for a global batch of `samples`, in the same proportions; pipelines may get none."""
+    if samples == plan.global_batch:
+        return plan
+    parts = samples_by_pipeline(plan, samples)
+    pipelines = tuple(replace(p, samples=n) for p, n in zip(plan.pipelines, parts, strict=True))
+    return replace(plan, global_batch=samples, pipelines=pipelines, prediction=None)
 
-    Example: shares 6 (micro-batch 4) and 2 of 8 samples from 0: pipeline 0 takes (0, 4), (4, 6).
+
+def positions(routes: Routes, stage: int, device: str, micro_batch: int) -> tuple[int, int]:
+    """Half-open range of the global batch that `device` takes of a micro-batch of `stage`.
+
+    Example: pipelines of 6 (micro-batch 4) and 2 samples: micro-batch 1 of the first is (4, 6), micro-batch 0
+    of the second (6, 8).
     """
-    edges = spans_of(samples_by_pipeline(plan, batch.samples))
-    first, last = edges[pipeline]
-    sizes = micro_batch_sizes(last - first, plan.pipelines[pipeline].micro_batch)
-    base = batch.start + first
-    return tuple((base + a, base + b) for a, b in spans_of(sizes))
+    route = routes.stages[stage]
+    before = sum(p.samples for p in routes.plan.pipelines[: route.pipeline])
+    before += sum(route.sizes[:micro_batch])
+    shares = route.stage.shares
+    split = apportion(route.sizes[micro_batch], [share.samples for share in shares])
+    for share, (first, last) in zip(shares, spans_of(split), strict=True):
+        if device in share.devices:
+            return before + first, before + last
+    raise PlanMismatchError(f"{device} has no share of stage {stage}")
 
 
 def with_micro_batch(pipeline: Pipeline, micro_batch: int) -> Pipeline:

@@ -45,7 +45,8 @@ class Stage(Value, frozen=True, kw_only=True):
 class Pipeline(Value, frozen=True, kw_only=True):
     """One copy of the model: takes `samples` of each global batch in micro-batches of `micro_batch`.
 
-    The last micro-batch is smaller where `samples` is no multiple: 10 in fours is 4 + 4 + 2.
+    The last micro-batch is smaller where `samples` is no multiple: 10 in fours is 4 + 4 + 2. A pipeline
+    without samples holds the model and takes part in sums: the last batch of an epoch may be that small.
     """
 
     samples: int
@@ -53,8 +54,8 @@ class Pipeline(Value, frozen=True, kw_only=True):
     stages: tuple[Stage, ...]
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.micro_batch < 1:
-            raise ValueError(f"samples and micro_batch must be 1 or more in {self.devices}")
+        if self.samples < 0 or self.micro_batch < 1:
+            raise ValueError(f"samples must be 0 or more, micro_batch 1 or more, in {self.devices}")
         if not self.stages:
             raise ValueError("a pipeline needs at least one stage")
         seen: set[str] = set()

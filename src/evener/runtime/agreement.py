@@ -25,7 +25,6 @@ def judge(
     health: dict[str, int],
     *,
     on_non_finite: Literal["stop", "skip"],
-    loss_is_finite: bool = True,
     weight: float = 1.0,
 ) -> Verdict:
     """The verdict on a step from every device's health.
@@ -42,8 +41,6 @@ def judge(
         if code in by_code:
             names = by_code[code]
             return Verdict(do, f"{', '.join(names)} {_WORDS[code]}", names)  # type: ignore[arg-type]
-    if not loss_is_finite:
-        return Verdict(on_non_finite, "the summed loss is NaN or infinite")
     assert set(by_code) == {HEALTHY}, by_code
     if weight == 0:
         return Verdict("skip", "nothing in the global batch counts: its weight is 0")

@@ -11,6 +11,8 @@ After the sum the key slots show which reduction each device was in, and the las
 devices a parameter had a gradient at all: on none means its `.grad` must stay None, as on one device.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -24,22 +26,29 @@ _KEYS = 251
 
 
 class GradientBuckets:
-    """Collects the gradients of every micro-batch of a step and sums them once over all devices.
+    """Collects the gradients of every micro-batch of a step and sums them once over the group's devices.
 
-    Use: `begin(scale)` before each backward, `arm(step)` before the last one, then `launch_rest`, `wait`,
-    `finish`. Then each `.grad` is the sum over devices and micro-batches of scale × gradient.
+    `segments` are lists of parameters that can leave at different times, in the one order in which every
+    device of the group launches them. Use: `begin(scale)` before each backward, `arm(step, segment)` before
+    the last one of a segment, then `launch_rest`, `wait`, `finish`. Then each `.grad` is the sum over devices
+    and micro-batches of scale × gradient.
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], ranks: Ranks, wire: Wire, limit: int = BUCKET_BYTES
+        self, segments: Sequence[list[nn.Parameter]], ranks: Ranks, wire: Wire, limit: int = BUCKET_BYTES
     ) -> None:
-        self._ranks, self._wire = ranks, wire
-        self._buckets = _lay_out(parameters, ranks, limit)
+        self.ranks, self._wire = ranks, wire
+        self._segments = [_lay_out(parameters, ranks, limit) for parameters in segments]
+        self._buckets = [bucket for segment in self._segments for bucket in segment]
+        if not self._buckets:
+            raise ModelError(
+                "no parameter of the model requires a gradient", remedy="unfreeze what is to be trained"
+            )
         self._place = {p: (b, i) for b in self._buckets for i, p in enumerate(b.parameters)}
         self._hooks = [p.register_post_accumulate_grad_hook(self._collect) for p in self._place]
         self._scale = 1.0
+        self._collects = False
         self._step = -1
-        self._armed = False
         self._next = 0
 
     @property
@@ -48,23 +57,26 @@ class GradientBuckets:
         return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
 
     def begin(self, scale: float) -> None:
-        """The next backward's gradients count `scale` times."""
-        self._scale = scale
+        """The next backward's gradients count `scale` times. Until then backwards are not ours."""
+        self._scale, self._collects = scale, True
 
-    def arm(self, step: int) -> None:
-        """The next backward is the step's last: full buckets leave while it still runs."""
-        self._armed, self._step, self._next = True, step, 0
-        for bucket in self._buckets:
+    def arm(self, step: int, segment: int = 0) -> None:
+        """The next backward is the segment's last: its buckets leave as they fill, while it still runs."""
+        self._step = step
+        for bucket in self._segments[segment]:
             bucket.missing = len(bucket.parameters)
+
+    def release(self, step: int, segment: int) -> None:
+        """Nothing more comes for this segment: what it lacks counts as zero, and it leaves in its turn."""
+        self._step = step
+        for bucket in self._segments[segment]:
+            bucket.missing = 0
+        self._launch_full()
 
     def launch_rest(self, step: int) -> None:
         """Send every bucket that is still here; parameters without a gradient count as zero."""
-        if not self._armed:
-            self.arm(step)
-        self._armed = False
-        for bucket in self._buckets[self._next :]:
-            self._launch(bucket)
-        self._next = len(self._buckets)
+        for segment in range(len(self._segments)):
+            self.release(step, segment)
 
     def wait(self) -> None:
         """Return when every bucket holds the sum over all devices."""
@@ -87,7 +99,6 @@ class GradientBuckets:
         for bucket in self._buckets:
             for p in bucket.parameters:
                 p.grad = None
-        self._armed = False
         self._forget()
 
     def close(self) -> None:
@@ -109,7 +120,7 @@ class GradientBuckets:
     def _collect(self, p: nn.Parameter) -> None:
         bucket, i = self._place[p]
         grad = p.grad
-        if grad is None:
+        if grad is None or not self._collects:
             return
         if grad.is_sparse:
             raise ModelError(
@@ -130,31 +141,37 @@ class GradientBuckets:
             torch.mul(grad, self._scale, out=bucket.views[i])
             bucket.filled[i] = True
         p.grad = None
-        if self._armed:
+        if bucket.missing is not None:
             bucket.missing -= 1
-            while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-                self._launch(self._buckets[self._next])
-                self._next += 1
+            self._launch_full()
+
+    def _launch_full(self) -> None:
+        """Launch full buckets in plan order: in the order of readiness two devices could pair wrong ones."""
+        while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+            self._launch(self._buckets[self._next])
+            self._next += 1
 
     def _launch(self, bucket: "_Bucket") -> None:
         number = self._buckets.index(bucket)
         key = 1 + (self._step * len(self._buckets) + number) % _KEYS
-        bucket.seal(self._ranks.rank, key)
+        bucket.seal(self.ranks.rank, key)
         bucket.pending = self._wire.all_reduce(bucket.flat, f"step {self._step}, bucket {number}")
 
     def _check_keys(self, number: int, keys: list[int]) -> None:
-        mine = keys[self._ranks.rank]
-        for device, key in zip(self._ranks.devices, keys, strict=True):
+        mine = keys[self.ranks.rank]
+        for device, key in zip(self.ranks.devices, keys, strict=True):
             if key != mine:
                 raise ReductionMismatchError(
-                    f"{self._ranks.here} summed step {self._step}, bucket {number}, while {device} was in "
+                    f"{self.ranks.here} summed step {self._step}, bucket {number}, while {device} was in "
                     "another reduction",
-                    numbers=f"key {mine} on {self._ranks.here}, {key} on {device}",
+                    numbers=f"key {mine} on {self.ranks.here}, {key} on {device}",
                     remedy="every device must run the same steps: no early break and no extra step on one",
                 )
 
     def _forget(self) -> None:
+        self._next, self._collects = 0, False
         for bucket in self._buckets:
+            bucket.missing = None
             bucket.filled = [False] * len(bucket.parameters)
 
 
@@ -171,7 +188,7 @@ class _Bucket:
         pieces = self.flat[: self.num_grads].split([p.numel() for p in parameters])
         self.views = [x.view_as(p) for x, p in zip(pieces, parameters, strict=True)]
         self.filled = [False] * len(parameters)
-        self.missing = 0
+        self.missing: int | None = None  # gradients still to come; None before the last backward
         self.pending: Pending | None = None
 
     def seal(self, rank: int, key: int) -> None:
@@ -197,10 +214,6 @@ class _Bucket:
 def _lay_out(parameters: list[nn.Parameter], ranks: Ranks, limit: int) -> list[_Bucket]:
     """Buckets of one dtype each: a reduction of mixed dtypes would abort the process."""
     trained = [p for p in dict.fromkeys(parameters) if p.requires_grad]
-    if not trained:
-        raise ModelError(
-            "no parameter of the model requires a gradient", remedy="unfreeze what is to be trained"
-        )
     buckets = []
     for dtype in dict.fromkeys(p.dtype for p in reversed(trained)):
         same = [p for p in trained if p.dtype == dtype]

@@ -17,18 +17,24 @@ class Problem:
 
     `inputs(batch)` gives (args, kwargs, target); the loss is `loss(model(*args, **kwargs), target)`.
     `reduction` says whether that is a mean or a sum over the batch; `weight(batch)` is what the mean divides
-    by (None: samples). Then the step's gradient is Σ ∇loss_sum / Σ weight over the global batch.
+    by (None: samples). Then the step's gradient is Σ ∇loss_sum / Σ weight over the global batch. `metrics`
+    are the names of the sums that the loss may give beside it.
     """
 
     loss: Callable[[Any, Any], Any]
     inputs: Inputs
     reduction: Literal["mean", "sum"] = "mean"
     weight: Callable[[Any], Any] | None = None
+    metrics: tuple[str, ...] = ()
 
     def forward(self, model: Callable, batch: Any) -> tuple[torch.Tensor, dict]:
         """(scalar loss, metrics as {name: (sum, count)}) of `batch`."""
         args, kwargs, target = self.inputs(batch)
-        result = self.loss(model(*args, **kwargs), target)
+        return self.loss_of(model(*args, **kwargs), target)
+
+    def loss_of(self, output: Any, target: Any) -> tuple[torch.Tensor, dict]:
+        """(scalar loss, metrics) of a model's output."""
+        result = self.loss(output, target)
         loss, metrics = result if isinstance(result, tuple) else (result, {})
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
@@ -36,6 +42,13 @@ class Problem:
                 f"the loss must be one number, got {shape}",
                 remedy="return a scalar tensor, or (scalar tensor, {name: (sum, count)})",
             )
+        for name, value in metrics.items():
+            if name not in self.metrics or not isinstance(value, tuple) or len(value) != 2:
+                raise ModelError(
+                    f"the loss gives the metric {name!r} as {type(value).__name__}",
+                    numbers=f"metrics announced: {', '.join(self.metrics) or 'none'}",
+                    remedy="name it in the recipe's metrics=(...) and give (sum, count)",
+                )
         return loss, metrics
 
     def weight_of(self, batch: Any, samples: int) -> float:

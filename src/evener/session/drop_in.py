@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from evener.core.fleet import Fleet
-from evener.core.order import global_batch_at, micro_batches_of
+from evener.core.order import global_batch_at
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.seams import Wire
 from evener.core.split import apportion
@@ -37,6 +37,7 @@ from evener.runtime.tally import Share as TallyShare
 from evener.session.ask import fleet_here
 from evener.session.feed import Feed, Samples
 from evener.session.meeting import is_launched, open_meeting
+from evener.session.playbook import Playbook
 from evener.session.site import backend_of, open_site
 
 
@@ -99,7 +100,7 @@ class ShareLoader:
     def __init__(self, samples: Samples, plan: Plan, steps: "_LoopSteps", device: torch.device) -> None:
         self.plan, self.samples_seen = plan, 0
         self._samples, self._steps, self._device = samples, steps, device
-        self._pipeline = next(i for i, p in enumerate(plan.pipelines) if steps.here in p.devices)
+        self._playbook = Playbook(plan, steps.here)
 
     def __len__(self) -> int:
         """Micro-batches of this device in an epoch."""
@@ -107,7 +108,13 @@ class ShareLoader:
 
     def __iter__(self) -> Iterator[Any]:
         pin = self._device.type != "cpu"
-        feed = Feed(self._samples, self.plan, self._pipeline, samples_seen=self.samples_seen, pin=pin)
+        feed = Feed(
+            self._samples,
+            self.plan.global_batch,
+            self._playbook.reads,
+            samples_seen=self.samples_seen,
+            pin=pin,
+        )
         for total, sizes in self._epoch(self.samples_seen):
             for number, size in enumerate(sizes or (0,)):
                 batch = feed.next_batch() if size else self._samples.collate([self._samples.dataset[0]])
@@ -123,8 +130,7 @@ class ShareLoader:
         epoch = seen // size
         while seen // size == epoch:
             batch = global_batch_at(seen, size, self.plan.global_batch)
-            ranges = micro_batches_of(self.plan, self._pipeline, batch)
-            yield batch.samples, tuple(stop - start for start, stop in ranges)
+            yield batch.samples, tuple(b - a for a, b in self._playbook.reads(batch))
             seen += batch.samples
 
 
@@ -136,7 +142,7 @@ class _LoopSteps:
     ) -> None:
         self.here = ranks.here
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._buckets = GradientBuckets(self._parameters, ranks, wire)
+        self._buckets = GradientBuckets([self._parameters], ranks, wire)
         self._tally, self._weight = Tally(ranks, wire), weight
         for p in self._parameters:
             p.register_post_accumulate_grad_hook(self._when_gradient_arrives)
@@ -195,9 +201,9 @@ class _LoopSteps:
         underway = self._tally.launch(self._number, self._share)
         self._buckets.wait()
         totals = underway.wait()
-        self.verdict = judge(totals.health, on_non_finite="skip")
+        self.verdict = judge(totals.health, on_non_finite="skip", weight=totals.weight)
         if self.verdict.do == "apply":
-            self._buckets.finish(max(totals.weight, 1e-300) if self._divide_by_sum else 1.0)
+            self._buckets.finish(totals.weight if self._divide_by_sum else 1.0)
         else:
             self._buckets.discard()
         self._number += 1

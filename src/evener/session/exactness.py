@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from evener.core.figures import Value
-from evener.core.order import GlobalBatch, micro_batches_of
+from evener.core.order import resized
 from evener.core.plan import Plan
 from evener.session.decide import inexact_parts
 from evener.session.keep import GRADIENT_FILE, PARAMETER_FILE
@@ -105,9 +105,7 @@ def _reference(request: Request, plan: Plan, steps: int) -> tuple[PlainLoop, nn.
     def sizes_of(samples: int) -> tuple[int, ...]:
         if not has_batch_norm:
             return (samples,)
-        batch = GlobalBatch(epoch=0, start=0, stop=samples)
-        ranges = [r for i in range(len(plan.pipelines)) for r in micro_batches_of(plan, i, batch)]
-        return tuple(stop - start for start, stop in ranges)
+        return tuple(n for p in resized(plan, samples).pipelines for n in p.micro_batch_sizes)
 
     loop = PlainLoop(model, optimizer, loss_and_weight, recipe.max_norm)
     loop.run(

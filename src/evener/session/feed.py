@@ -1,6 +1,6 @@
 """Micro-batches for one device: torch's DataLoader over exactly the samples that are its share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from evener.core.order import epoch_order, global_batch_at, micro_batches_of
-from evener.core.plan import Plan
+from evener.core.order import GlobalBatch, epoch_order, global_batch_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,39 +28,43 @@ class Samples:
         return size - size % global_batch if self.drop_last else size
 
 
-class _ShareIndices:
-    """Dataset indices of one pipeline's micro-batches, from `samples_seen` on, without end.
+Reads = Callable[[GlobalBatch], Sequence[tuple[int, int]]]
 
-    A pipeline that has no sample in some small last batch has no micro-batch there either.
-    """
 
-    def __init__(self, samples: Samples, plan: Plan, pipeline: int, samples_seen: int) -> None:
-        self._samples, self._plan, self._pipeline, self._seen = samples, plan, pipeline, samples_seen
+class _Indices:
+    """Dataset indices of every micro-batch that a device reads, from `samples_seen` on, without end."""
+
+    def __init__(self, samples: Samples, global_batch: int, reads: Reads, samples_seen: int) -> None:
+        self._samples, self._global_batch = samples, global_batch
+        self._reads, self._seen = reads, samples_seen
 
     def __iter__(self) -> Iterator[list[int]]:
         samples, seen, epoch, order = self._samples, self._seen, -1, np.arange(0)
-        epoch_size = samples.epoch_size(self._plan.global_batch)
+        epoch_size = samples.epoch_size(self._global_batch)
         while True:
-            batch = global_batch_at(seen, epoch_size, self._plan.global_batch)
+            batch = global_batch_at(seen, epoch_size, self._global_batch)
             if batch.epoch != epoch:
                 epoch = batch.epoch
                 order = epoch_order(len(samples.dataset), epoch, samples.seed, shuffle=samples.shuffle)
-            for start, stop in micro_batches_of(self._plan, self._pipeline, batch):
-                yield [int(i) for i in order[start:stop]]
+            for start, stop in self._reads(batch):
+                yield [int(i) for i in order[batch.start + start : batch.start + stop]]
             seen += batch.samples
 
 
 class Feed:
     """The stream of one device's micro-batches; `next_batch` gives them in order.
 
-    Made anew when shares change, from the same `samples_seen`: which samples belong to a global batch
-    depends on that number alone.
+    `reads(batch)` are the half-open ranges of a global batch that the device reads, in order. Made anew when
+    shares change, from the same `samples_seen`: which samples belong to a global batch depends on that
+    number alone.
     """
 
-    def __init__(self, samples: Samples, plan: Plan, pipeline: int, *, samples_seen: int, pin: bool) -> None:
+    def __init__(
+        self, samples: Samples, global_batch: int, reads: Reads, *, samples_seen: int, pin: bool
+    ) -> None:
         self._loader: DataLoader = DataLoader(
             samples.dataset,
-            batch_sampler=_ShareIndices(samples, plan, pipeline, samples_seen),
+            batch_sampler=_Indices(samples, global_batch, reads, samples_seen),
             collate_fn=samples.collate,
             num_workers=samples.workers,
             pin_memory=pin,

@@ -5,16 +5,20 @@ At the same time, because the devices of one host share its memory and cores in 
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from statistics import median
+from typing import Any
 
 import torch
 from msgspec.structs import replace
+from torch import nn
 
 from evener.core.figures import Curve
 from evener.core.fleet import Fleet, Link
 from evener.core.profile import Profile
 from evener.core.seams import Wire
 from evener.profiling import merge_profiles, profile_model
+from evener.runtime.problem import to_device
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.request import Request
@@ -34,16 +38,21 @@ def micro_batch_grid(global_batch: int) -> tuple[int, ...]:
 
 def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: float) -> Profile:
     """The profile of the recipe's model on this process's device; the model is left as it was."""
-    problem = recipe.problem
+    problem, device = recipe.problem, site.torch_device
+
+    def step_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        with torch.autocast(device.type, dtype=recipe.autocast) if recipe.autocast else nullcontext():
+            return problem.forward(model, to_device(batch, device))[0]
+
     memory = site.device.free_memory_bytes or site.device.memory_bytes
     return profile_model(
         model=recipe.model,
-        step_loss=lambda model, batch: problem.forward(model, batch)[0],
+        step_loss=step_loss,
         optimizer=recipe.optimizer,
         batch_of=recipe.batch_of,
         kind=site.device.kind,
         driver=site.driver,
-        device=site.torch_device,
+        device=device,
         micro_batches=sizes,
         memory_bytes=int(memory.value) if memory else None,
         budget_s=budget_s,

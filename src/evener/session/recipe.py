@@ -81,6 +81,7 @@ class Recipe:
             inputs=self.inputs or default_inputs,
             reduction=self._reduction(),
             weight=self.weight,
+            metrics=self.metrics,
         )
 
     @property

@@ -6,15 +6,14 @@ from typing import Any
 import msgspec
 import torch
 
-from evener import schedules
-from evener.core.actions import Schedule
-from evener.core.order import global_batch_at, micro_batches_of, with_micro_batch
+from evener.core.order import global_batch_at, with_micro_batch
 from evener.core.plan import Plan
 from evener.core.records import StepRecord
 from evener.errors import NonFiniteError, OutOfMemoryError, ReductionMismatchError
-from evener.runtime.executor import Executor, Settings, StepResult
+from evener.runtime.executor import Executor, Settings, StepResult, whole_model
 from evener.runtime.ranks import Ranks
 from evener.session.feed import Feed, Samples
+from evener.session.playbook import Playbook
 from evener.session.recipe import Recipe
 from evener.session.site import Site
 
@@ -42,21 +41,22 @@ class Steps:
         settings = Settings(
             max_norm=recipe.max_norm,
             on_non_finite=recipe.on_non_finite,
-            autocast=recipe.autocast,
             loss_scale=FIRST_LOSS_SCALE if recipe.precision == "float16" else None,
-            metric_names=recipe.metrics,
         )
-        hardware = (site.torch_device, site.driver, wire)
-        self.executor = Executor(recipe.model, self.optimizer, recipe.problem, ranks, hardware, settings)
+        self.playbook = Playbook(plan, ranks.here)
+        holding = whole_model(
+            recipe.model,
+            recipe.problem,
+            ranks,
+            wire,
+            stage=next(i for i, p in enumerate(plan.pipelines) if ranks.here in p.devices),
+            device=site.torch_device,
+            autocast=recipe.autocast,
+        )
+        self.executor = Executor(holding, self.optimizer, recipe.problem, ranks, site.driver, settings)
         self.samples_seen = 0
         self.decisions: list[str] = []
         self._feed: Feed | None = None
-        self._schedule: Schedule | None = None
-
-    @property
-    def pipeline(self) -> int:
-        """The number of this device's pipeline in the plan."""
-        return next(i for i, p in enumerate(self.plan.pipelines) if self.ranks.here in p.devices)
 
     def run(
         self, stop_at_samples: int, after_step: Callable[[StepResult], None] | None = None
@@ -86,6 +86,11 @@ class Steps:
         if before is not None:
             yield _record(before, self.executor.gather_seconds(number))
 
+    @property
+    def part_of_samples(self) -> float:
+        """This device's part of the global batch."""
+        return self.plan.samples_by_device()[self.ranks.here] / self.plan.global_batch
+
     def close(self) -> None:
         """Let go of data loader, hooks and reductions."""
         if self._feed:
@@ -94,21 +99,23 @@ class Steps:
 
     def _step(self, number: int) -> StepResult:
         batch = global_batch_at(self.samples_seen, len(self.recipe.dataset), self.plan.global_batch)
-        ranges = micro_batches_of(self.plan, self.pipeline, batch)
         self._set_learning_rate()
-        if self._schedule is None:
-            self._schedule = schedules.make(self.plan)
         if self._feed is None:
             self._feed = Feed(
                 self.samples,
-                self.plan,
-                self.pipeline,
+                self.plan.global_batch,
+                self.playbook.reads,
                 samples_seen=self.samples_seen,
                 pin=self.site.torch_device.type != "cpu",
             )
-        row = self._schedule.actions[self.ranks.here]
-        sizes = tuple(stop - start for start, stop in ranges)
-        result = self.executor.step(number, row, sizes, self._feed.next_batch, batch.samples)
+        feed = self._feed
+        result = self.executor.step(
+            number,
+            self.playbook.row(batch.samples),
+            self.playbook.routes(batch.samples),
+            lambda stage, micro_batch: feed.next_batch(),
+            batch.samples,
+        )
         self._check_learning_rates(result)
         return result
 
@@ -143,15 +150,12 @@ class Steps:
                     f"{pipeline.micro_batch}; all redo the step, it goes on with {pipeline.micro_batch // 2}"
                 )
         self.plan = msgspec.structs.replace(self.plan, pipelines=tuple(pipelines))
-        self.close_feed()
+        self.playbook = Playbook(self.plan, self.ranks.here)
+        if self._feed:
+            self._feed.close()  # what was read ahead belongs to the shares before
+        self._feed = None
         if self.site.torch_device.type != "cpu":
             torch.accelerator.empty_cache()
-
-    def close_feed(self) -> None:
-        """Drop data read ahead, and the schedule: both belong to the plan before."""
-        if self._feed:
-            self._feed.close()
-        self._feed = self._schedule = None
 
 
 def _record(result: StepResult, seconds: dict[str, dict[str, float]]) -> StepRecord:

@@ -36,9 +36,3 @@ def test_a_step_of_no_weight_is_skipped_unless_something_worse_happened():
     verdict = judge({"a/0": HEALTHY}, on_non_finite="stop", weight=0.0)
     assert (verdict.do, verdict.devices) == ("skip", ()) and "weight is 0" in verdict.reason
     assert judge({"a/0": OUT_OF_MEMORY}, on_non_finite="stop", weight=0.0).do == "shrink"
-
-
-def test_a_summed_loss_that_is_not_finite_is_named_without_a_device():
-    verdict = judge({"a/0": HEALTHY}, on_non_finite="skip", loss_is_finite=False)
-    assert (verdict.do, verdict.devices) == ("skip", ())
-    assert "summed loss" in verdict.reason

@@ -39,7 +39,7 @@ class Pair:
         first = model or Model()
         self.models: list[Any] = [first, copy.deepcopy(first)]
         self.buckets = [
-            GradientBuckets(list(m.parameters()), Ranks(DEVICES, name), self.meeting.wire(rank), limit)
+            GradientBuckets([list(m.parameters())], Ranks(DEVICES, name), self.meeting.wire(rank), limit)
             for rank, (m, name) in enumerate(zip(self.models, DEVICES, strict=True))
         ]
 

@@ -10,9 +10,10 @@ from torch import nn
 
 from evener.core.actions import Action, parse_action
 from evener.errors import DataError, ModelError, PlanMismatchError
-from evener.runtime.executor import Executor, Settings, StepResult, is_out_of_memory
+from evener.runtime.executor import Alone, Executor, Settings, StepResult, whole_model
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
+from evener.runtime.step import is_out_of_memory
 from evener.runtime.wire import SoloWire
 from tests.fakes import ScriptedDriver, ThreadedWire, together
 
@@ -44,15 +45,18 @@ def executor(
     loss: Callable = squared,
     model: nn.Module | None = None,
     weight: Callable | None = None,
+    metrics: tuple[str, ...] = (),
     **settings: Any,
 ) -> Executor:
     model = model or linear()
+    problem = Problem(loss=loss, inputs=default_inputs, weight=weight, metrics=metrics)
+    ranks = ranks or Ranks(("lab/a",), "lab/a")
     return Executor(
-        model,
+        whole_model(model, problem, ranks, wire or SoloWire()),
         torch.optim.SGD(model.parameters(), lr=0.5),
-        Problem(loss=loss, inputs=default_inputs, weight=weight),
-        ranks or Ranks(("lab/a",), "lab/a"),
-        (torch.device("cpu"), driver or ScriptedDriver(), wire or SoloWire()),
+        problem,
+        ranks,
+        driver or ScriptedDriver(),
         Settings(**settings),
     )
 
@@ -60,11 +64,11 @@ def executor(
 def take(ex: Executor, sizes: tuple[int, ...] = (3, 1), number: int = 0, batches: Any = None) -> StepResult:
     edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     cut = iter(batches or [(X[a:b], Y[a:b]) for a, b in itertools.pairwise(edges)])
-    return ex.step(number, GPIPE, sizes, lambda: next(cut), sum(sizes))
+    return ex.step(number, GPIPE, Alone(sizes), lambda *_: next(cut), sum(sizes))
 
 
 def weights(ex: Executor) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in ex.model.parameters()]
+    return [p.detach().clone() for p in ex.holding.parts[0].module.parameters()]
 
 
 def test_a_step_alone_is_a_plain_step_over_the_whole_batch():
@@ -72,7 +76,7 @@ def test_a_step_alone_is_a_plain_step_over_the_whole_batch():
     want = linear()
     squared(want(X), Y).backward()
     result = take(ex)
-    for p, q in zip(ex.model.parameters(), want.parameters(), strict=True):
+    for p, q in zip(ex.holding.parts[0].module.parameters(), want.parameters(), strict=True):
         assert torch.allclose(p, q - 0.5 * q.grad, rtol=1e-6)
     assert result.verdict.do == "apply"
     assert result.totals.loss == pytest.approx(squared(linear()(X), Y).item())
@@ -196,15 +200,15 @@ def test_a_step_in_which_nothing_counts_is_skipped_and_says_so(settings):
     assert (result.verdict.do, result.gradient_norm) == ("skip", None)
     assert "nothing" in result.verdict.reason
     assert all(torch.equal(a, b) for a, b in zip(weights(ex), before, strict=True))
-    assert all(p.grad is None for p in ex.model.parameters())
+    assert all(p.grad is None for p in ex.holding.parts[0].module.parameters())
 
 
 def test_metrics_are_summed_over_micro_batches():
     def loss(output: torch.Tensor, target: torch.Tensor) -> Any:
         return squared(output, target), {"above": ((output > 0).sum(), len(output))}
 
-    ex = executor(loss=loss, metric_names=("above",))
-    above = float((ex.model(X) > 0).sum())
+    ex = executor(loss=loss, metrics=("above",))
+    above = float((ex.holding.parts[0].module(X) > 0).sum())
     assert take(ex).totals.metrics == {"above": (above, 4.0)}
 
 
@@ -214,7 +218,7 @@ def test_the_norm_is_told_and_clipped_as_torch_clips_it(max_norm):
     squared(want(X), Y).backward()
     norm = nn.utils.clip_grad_norm_(want.parameters(), max_norm)
     assert take(ex).gradient_norm == pytest.approx(float(norm), rel=1e-6)
-    for p, q in zip(ex.model.parameters(), want.parameters(), strict=True):
+    for p, q in zip(ex.holding.parts[0].module.parameters(), want.parameters(), strict=True):
         assert torch.allclose(p, q - 0.5 * q.grad, rtol=1e-6)
 
 
@@ -236,20 +240,20 @@ def test_a_failing_backward_says_so():
 
 def test_a_failing_dataset_names_device_and_step():
     with pytest.raises(DataError, match="reading a batch on lab/a failed: KeyError") as e:
-        executor().step(3, GPIPE, (4,), raising, 4)
+        executor().step(3, GPIPE, Alone((4,)), raising, 4)
     assert "step 3" in e.value.numbers
 
 
-def test_actions_of_a_pipeline_are_refused():
-    with pytest.raises(PlanMismatchError, match="cannot run the action 0SEND_F0"):
-        executor().step(0, row("0SEND_F0"), (4,), lambda: (X, Y), 4)
+def test_a_backward_in_parts_is_refused():
+    with pytest.raises(PlanMismatchError, match="cannot run the action 0I0"):
+        executor().step(0, row("0I0"), Alone((4,)), lambda *_: (X, Y), 4)
 
 
 def test_closed_it_leaves_the_model_alone():
     ex = executor()
     ex.close()
-    squared(ex.model(X), Y).backward()
-    assert ex.model.weight.grad is not None
+    squared(ex.holding.parts[0].module(X), Y).backward()
+    assert ex.holding.parts[0].module.weight.grad is not None
 
 
 @pytest.mark.parametrize(

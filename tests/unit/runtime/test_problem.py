@@ -83,7 +83,12 @@ def test_forward_is_loss_of_model_and_target():
 
 
 def test_a_loss_may_bring_metrics():
-    problem = Problem(loss=lambda out, y: (out.sum(), {"seen": (4.0, 4.0)}), inputs=default_inputs)
+    def loss(out, y):
+        return out.sum(), {"seen": (4.0, 4.0)}
+
+    with pytest.raises(ModelError, match="'seen'"):
+        Problem(loss=loss, inputs=default_inputs).forward(nn.Linear(2, 1), (X, Y))
+    problem = Problem(loss=loss, inputs=default_inputs, metrics=("seen",))
     assert problem.forward(nn.Linear(2, 1), (X, Y))[1] == {"seen": (4.0, 4.0)}
 
 

@@ -1,0 +1,129 @@
+"""One stage of the plan on this device: what it keeps of a micro-batch between forward and backward.
+
+    whole model     batch ──► loss                                   nothing comes in, nothing goes out
+    first stage     batch ──► carry ──► carry                        carry: the tensors that cross the cut
+    middle stage    carry ──► carry
+    last stage      carry ──► output, with the batch's target ──► loss
+
+An empty carry stands for a micro-batch that does not count (no weight, or a device ran out of memory): it
+travels on as it is, so that nobody waits for what will not come.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from evener.runtime.problem import Problem, to_device
+
+Carry = tuple[torch.Tensor, ...]
+
+
+class Ends(Protocol):
+    """How the user's arguments become the first carry, and the last carry the user's output."""
+
+    def flatten(self, args: tuple, kwargs: dict) -> Carry: ...
+
+    def unflatten_output(self, carry: Carry) -> Any: ...
+
+
+@dataclass
+class Alive:
+    """One micro-batch between its forward and its backward."""
+
+    inputs: Carry = ()
+    outputs: Carry = ()
+    loss: torch.Tensor | None = None
+    scale: float = 1.0
+    weight: float = 0.0
+    shapes: tuple = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A stage's module with its ends; `ends` is None for a whole model, which needs no cut."""
+
+    stage: int
+    module: nn.Module
+    problem: Problem
+    device: torch.device
+    is_first: bool = True
+    is_last: bool = True
+    ends: Ends | None = None
+    autocast: torch.dtype | None = None
+    recompute: bool = False
+
+    @property
+    def reads_batch(self) -> bool:
+        """Whether its micro-batches need data of their own: inputs first, targets last."""
+        return self.is_first or self.is_last
+
+    def forward(self, alive: Alive, batch: Any, carry: Carry) -> dict:
+        """Run the micro-batch; outputs or loss are kept in `alive`. Returns the metrics of a last stage."""
+        batch = to_device(batch, self.device)
+        with torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext():
+            if self.ends is None:
+                alive.loss, metrics = self.problem.forward(self._run, batch)
+                return metrics
+            target = None
+            if self.reads_batch:
+                args, kwargs, target = self.problem.inputs(batch)
+                if self.is_first:
+                    carry = self.ends.flatten(args, kwargs)
+            alive.inputs = carry
+            outputs = self._run(carry)
+            if not self.is_last:
+                alive.outputs = outputs
+                return {}
+            alive.loss, metrics = self.problem.loss_of(self.ends.unflatten_output(outputs), target)
+            return metrics
+
+    def backward(self, alive: Alive, seed: float, gradients: Carry) -> Carry:
+        """Gradients of what came in, in order, for the tensors that need one.
+
+        `seed` is the gradient of a last stage's loss; `gradients` are those of what this stage gave out.
+        """
+        if alive.loss is not None:
+            alive.loss.backward(torch.full_like(alive.loss, seed))
+        else:
+            differentiable = [t for t in alive.outputs if t.requires_grad]
+            torch.autograd.backward(differentiable, list(gradients))
+        return () if self.is_first else tuple(_gradient(t) for t in alive.inputs if t.requires_grad)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(self.module, *args, use_reentrant=False, **kwargs)
+        return self.module(*args, **kwargs)
+
+
+def _gradient(leaf: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def cut_samples(carry: Carry, sizes: tuple[int, ...]) -> list[Carry]:
+    """The carry of Σ sizes samples as one for each size; tensors without a sample dimension go whole.
+
+    Example: a (5, 7) tensor and a (3, 3) mask in sizes (2, 3): (2, 7) and the mask, (3, 7) and the mask.
+    """
+    if len(sizes) == 1 or not carry:
+        return [carry] * len(sizes)
+    total = sum(sizes)
+    columns = [t.split(list(sizes)) if t.dim() and len(t) == total else [t] * len(sizes) for t in carry]
+    return [tuple(column[i] for column in columns) for i in range(len(sizes))]
+
+
+def join_samples(
+    pieces: list[Carry], sizes: tuple[int, ...], rest: Callable[[list[torch.Tensor]], torch.Tensor]
+) -> Carry:
+    """The inverse of `cut_samples`; `rest` joins the copies of a tensor without a sample dimension."""
+    if len(pieces) == 1 or not all(pieces):
+        return pieces[0] if all(pieces) else ()
+    joined = []
+    for column in zip(*pieces, strict=True):
+        per_sample = all(t.dim() and len(t) == n for t, n in zip(column, sizes, strict=True))
+        joined.append(torch.cat(column) if per_sample else rest(list(column)))
+    return tuple(joined)

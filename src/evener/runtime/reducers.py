@@ -1,0 +1,173 @@
+"""Every parameter's gradient is summed over exactly the devices that hold it, wherever the cuts are.
+
+    pipeline 0 on a, b     a: layers 0 1 2 3 | b: layers 4 … 7     layers 0 1: stages 0 2, devices a c
+    pipeline 1 on c, d     c: layers 0 1 | d: layers 2 … 7         layers 2 3: stages 0 3, devices a d
+                                                                   layers 4 …: stages 1 3, devices b d
+
+A segment is the parameters that the same set of stages holds. Segments with the same devices share a group,
+in which all launch in one order: later layers first, as backward meets them; tied weights by their first
+layer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from evener.core.buckets import BUCKET_BYTES
+from evener.core.seams import Wire
+from evener.runtime.buckets import GradientBuckets
+from evener.runtime.ranks import Ranks
+
+Stages = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Parameters (by the user's name) held by one set of stages, and their place in the launch order."""
+
+    stages: Stages
+    devices: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def segments_of(
+    names_by_stage: Mapping[int, Sequence[str]],
+    devices_by_stage: Mapping[int, Sequence[str]],
+    ties: Mapping[str, str],
+    order: Sequence[str],
+) -> tuple[Segment, ...]:
+    """The segments of a plan in launch order, the same on every device.
+
+    `ties` maps a name to the name under which its shared storage counts; `order` is the model's parameters in
+    chain order. Example: stages {0: [x.weight], 1: [x.weight, y.weight]} on devices a and b give
+    (y.weight on b), (x.weight on a and b).
+    """
+    holders: dict[str, set[int]] = {}
+    for stage, names in names_by_stage.items():
+        for name in names:
+            holders.setdefault(ties.get(name, name), set()).add(stage)
+    place = {name: i for i, name in enumerate(order)}
+    by_stages: dict[Stages, list[str]] = {}
+    for name in sorted(holders, key=place.__getitem__):
+        by_stages.setdefault(frozenset(holders[name]), []).append(name)
+    found = [
+        Segment(
+            stages=stages,
+            devices=tuple(dict.fromkeys(d for s in sorted(stages) for d in devices_by_stage[s])),
+            names=tuple(names),
+        )
+        for stages, names in by_stages.items()
+    ]
+    return tuple(sorted(found, key=lambda s: place[s.names[0]], reverse=True))
+
+
+@dataclass
+class _Group:
+    buckets: GradientBuckets
+    segments: list[Stages]  # by number in `buckets`: the stages of this device that hold it
+    leads: bool  # whether this device counts the group's gradients in norms
+
+
+class Reducers:
+    """All sums of this device's gradients, group by group."""
+
+    def __init__(self, groups: list[_Group], *, everywhere: bool) -> None:
+        self._groups, self.everywhere = groups, everywhere
+        self._open: list[list[set[int]]] = []
+        self._step = -1
+        self.begin_step(-1)
+
+    def begin_step(self, step: int) -> None:
+        """Every stage of this device still has a backward before it."""
+        self._step = step
+        self.discard()
+        self._open = [[set(stages) for stages in group.segments] for group in self._groups]
+
+    def begin(self, scale: float) -> None:
+        """The next backward's gradients count `scale` times."""
+        for group in self._groups:
+            group.buckets.begin(scale)
+
+    def last_backward(self, stage: int) -> None:
+        """The next backward is the last of `stage`: gradients that no other stage adds to may leave."""
+        for group, open_ in zip(self._groups, self._open, strict=True):
+            for number, stages in enumerate(open_):
+                if stages == {stage} and len(group.segments[number]) == 1:
+                    group.buckets.arm(self._step, number)
+
+    def done(self, stage: int) -> None:
+        """`stage` has no backward left in this step."""
+        for group, open_ in zip(self._groups, self._open, strict=True):
+            for number, stages in enumerate(open_):
+                if stage in stages:
+                    stages.discard(stage)
+                    if not stages:
+                        group.buckets.release(self._step, number)
+
+    def launch_rest(self) -> None:
+        for group in self._groups:
+            group.buckets.launch_rest(self._step)
+
+    def wait(self) -> None:
+        for group in self._groups:
+            group.buckets.wait()
+
+    def finish(self, divide_by: float) -> None:
+        """Hand out each parameter's `.grad`, the sum over its holders divided by `divide_by`."""
+        for group in self._groups:
+            group.buckets.finish(divide_by)
+
+    def discard(self) -> None:
+        for group in self._groups:
+            group.buckets.discard()
+
+    def square_norm(self) -> float:
+        """Σ gradient² over the parameters that this device counts: each parameter on one device only."""
+        norms = [g.buckets.norm().double() for g in self._groups if g.leads or self.everywhere]
+        return float(torch.stack([n.cpu().square() for n in norms]).sum()) if norms else 0.0
+
+    def multiply(self, factor: float) -> None:
+        for group in self._groups:
+            group.buckets.multiply(factor)
+
+    def close(self) -> None:
+        for group in self._groups:
+            group.buckets.close()
+
+
+def reducers_for(
+    segments: Sequence[Segment],
+    here: str,
+    stages_here: Stages,
+    parameters: Mapping[str, nn.Parameter],
+    wire_among: Callable[[tuple[str, ...]], Wire],
+    num_devices: int,
+) -> Reducers:
+    """The sums that device `here` takes part in; `wire_among(devices)` is the wire of each group."""
+    mine = [s for s in segments if here in s.devices]
+    groups = []
+    for devices in dict.fromkeys(s.devices for s in mine):
+        held = [
+            (s.stages & stages_here, [parameters[n] for n in s.names if parameters[n].requires_grad])
+            for s in mine
+            if s.devices == devices
+        ]
+        held = [(stages, trained) for stages, trained in held if trained]
+        if held:
+            buckets = GradientBuckets(
+                [trained for _, trained in held], Ranks(devices, here), wire_among(devices)
+            )
+            groups.append(_Group(buckets, [stages for stages, _ in held], devices[0] == here))
+    return Reducers(groups, everywhere=all(len(s.devices) == num_devices for s in segments))
+
+
+def reducers_of_one_model(
+    model: nn.Module, ranks: Ranks, wire: Wire, stage: int = 0, limit: int = BUCKET_BYTES
+) -> Reducers:
+    """The sums of data parallelism: every device holds the whole model as its one stage `stage`."""
+    group = _Group(
+        GradientBuckets([list(model.parameters())], ranks, wire, limit), [frozenset({stage})], True
+    )
+    return Reducers([group], everywhere=True)

@@ -1,0 +1,26 @@
+"""The one loss scale of a job in float16: all devices see the same sums, so all decide alike."""
+
+GROWTH, BACKOFF, PATIENCE = 2.0, 0.5, 2000  # torch.amp.GradScaler's own numbers
+
+
+class LossScale:
+    """The factor on the loss that keeps small float16 gradients from vanishing.
+
+    Halved after a step whose summed gradient is not finite, which does not count; doubled after 2,000 good
+    steps on end.
+    """
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+        self._good_steps = 0
+
+    def update(self, *, finite: bool) -> None:
+        """Take in whether the step's summed gradient was finite."""
+        if not finite:
+            self.value *= BACKOFF
+            self._good_steps = 0
+            return
+        self._good_steps += 1
+        if self._good_steps == PATIENCE:
+            self.value *= GROWTH
+            self._good_steps = 0

@@ -1,0 +1,348 @@
+"""A step in flight on one device: what each action of the schedule does."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from evener.core.actions import Action
+from evener.core.routes import Piece
+from evener.core.seams import Pending
+from evener.core.trace import Cause, Span
+from evener.errors import DataError, EvenerError, ModelError, PlanMismatchError
+from evener.runtime.agreement import Verdict, judge
+from evener.runtime.parts import Alive, Carry, Part, cut_samples, join_samples
+from evener.runtime.problem import shapes_of
+from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Share, Totals
+
+if TYPE_CHECKING:
+    from evener.runtime.executor import Executor, Portions
+
+_FORWARD = ("F", "SEND_F", "RECV_F")
+Key = tuple[int, int]  # (stage, micro-batch)
+
+
+class Step:
+    """One step of one device while its actions run."""
+
+    def __init__(
+        self,
+        executor: "Executor",
+        number: int,
+        portions: "Portions",
+        fetch: Callable[[int, int], Any],
+        total: int,
+    ) -> None:
+        self.ex, self.number, self.portions, self.total = executor, number, portions, total
+        self.driver, self.here = executor.driver, executor.ranks.here
+        self._fetch_batch = fetch
+        self.start_s = 0.0
+        self.seconds: dict[str, float] = {}
+        self.share = Share(learning_rate=executor.optimizer.param_groups[0]["lr"])
+        self.totals: Totals | None = None
+        self.verdict: Verdict | None = None
+        self.gradient_norm: float | None = None
+        self._losses: list[tuple[torch.Tensor, float]] = []
+        self._alive: dict[Key, Alive] = {}
+        self._mail: dict[tuple[str, Key], list[tuple[int, Carry]]] = {}
+        self._sends: list[Pending] = []
+        self._left = {stage: self._num_backwards(stage) for stage in executor.holding.parts}
+        executor.holding.reducers.begin_step(number)
+
+    def do(self, action: Action) -> None:
+        """Do one action of the row."""
+        stage, micro_batch = action.stage or 0, action.micro_batch or 0
+        key = (stage, micro_batch)
+        if action.type == "STEP":
+            self._finish()
+        elif action.type == "REDUCE_GRAD":
+            self.ex.holding.reducers.done(stage)
+        elif stage not in self.ex.holding.parts:
+            raise PlanMismatchError(f"{self.here} does not hold stage {stage} of the action {action}")
+        elif not self.portions.samples(stage, self.here, micro_batch):
+            return  # this device's share of a small micro-batch rounds to nothing
+        elif action.type == "F":
+            self._forward(str(action), self.ex.holding.parts[stage], key)
+        elif action.type == "B":
+            self._backward(str(action), self.ex.holding.parts[stage], key)
+        elif action.type in ("SEND_F", "SEND_B"):
+            self._send(str(action), key)
+        elif action.type in ("RECV_F", "RECV_B"):
+            self._receive(str(action), key)
+        else:
+            raise PlanMismatchError(
+                f"{self.here} cannot run the action {action}",
+                remedy="a schedule of whole backwards: gpipe, 1f1b, interleaved or unequal",
+            )
+
+    def let_go(self) -> None:
+        """Wait until what was sent has left, so that its memory can be used again."""
+        for pending in self._sends:
+            pending.wait()
+        self._sends = []
+
+    def _num_backwards(self, stage: int) -> int:
+        count = self.portions.num_micro_batches(stage)
+        return sum(1 for m in range(count) if self.portions.samples(stage, self.here, m))
+
+    def _spent(self, action: str, cause: Cause, since: float, until: float | None = None) -> None:
+        end = self.driver.now() if until is None else until
+        self.seconds[cause] = self.seconds.get(cause, 0.0) + end - since
+        span = Span(device=self.here, action=action, start_s=since, end_s=end, cause=cause, step=self.number)
+        self.ex.spans.append(span)
+
+    def _read(self, key: Key) -> Any:
+        before = self.driver.now()
+        try:
+            batch = self.driver.run("INPUT", lambda: self._fetch_batch(*key))
+        except EvenerError:
+            raise
+        except Exception as e:
+            raise DataError(
+                f"reading a batch on {self.here} failed: {_last_line(e)}",
+                numbers=f"step {self.number}",
+                remedy="try dataset[i] for the samples of that step in a plain loop",
+            ) from e
+        self._spent("INPUT", "input", before)
+        return batch
+
+    def _forward(self, action: str, part: Part, key: Key) -> None:
+        batch = self._read(key) if part.reads_batch else None
+        alive = self._alive[key] = Alive()
+        if part.is_last:
+            samples = self.portions.samples(*key[:1], self.here, key[1])
+            alive.weight = self._counted(batch, samples)
+            self.share.weight += alive.weight
+        carry = () if part.is_first else self._collected("F", key, lambda copies: copies[0])
+        counts = bool(carry) or part.is_first
+        if self.share.health != HEALTHY or not counts or (part.is_last and not alive.weight):
+            self._pass_on("F", key, ())  # nothing counts here, and a mean over nothing would be NaN
+            return
+        alive.shapes = (shapes_of(batch), shapes_of(carry))
+        metrics = self._guarded(action, lambda: part.forward(alive, batch, carry), alive.shapes, "forward")
+        if metrics is not None and part.is_last:
+            self._count_loss(alive, metrics)
+        self._pass_on("F", key, alive.outputs)
+
+    def _counted(self, batch: Any, samples: int) -> float:
+        try:
+            return self.ex.problem.weight_of(batch, samples)
+        except Exception as e:
+            raise ModelError(
+                f"the weight of a batch failed on {self.here}: {_last_line(e)}",
+                numbers=f"step {self.number}, batch shapes {shapes_of(batch)}",
+                remedy="weight=lambda batch: a number, for batches as the dataset's collate gives them",
+            ) from e
+
+    def _count_loss(self, alive: Alive, metrics: dict) -> None:
+        assert alive.loss is not None
+        for name, (total, count) in metrics.items():
+            before = self.share.metrics.get(name, (0.0, 0.0))
+            self.share.metrics[name] = (before[0] + float(total), before[1] + float(count))
+        alive.scale = alive.weight if self.ex.problem.reduction == "mean" else 1.0
+        self._losses.append((alive.loss.detach(), alive.scale))
+
+    def _backward(self, action: str, part: Part, key: Key) -> None:
+        alive = self._alive.pop(key)
+        self._left[part.stage] -= 1
+        gradients = () if part.is_last else self._collected("B", key, _sum)
+        counts = alive.loss is not None if part.is_last else bool(alive.outputs and gradients)
+        if self.share.health != HEALTHY or not counts:
+            self._pass_on("B", key, ())
+            return
+        seed = alive.scale / self.total if self.ex.problem.weight is None else alive.scale
+        if self.ex.loss_scale:
+            seed *= self.ex.loss_scale.value
+        last = not self._left[part.stage]
+        self.ex.holding.reducers.begin(1.0)  # weights are in the seed, and travel with the gradients
+        if last:
+            self.ex.holding.reducers.last_backward(part.stage)
+        work = self._guarded(
+            action, lambda: part.backward(alive, seed, gradients), (alive.shapes, last), "backward"
+        )
+        self._pass_on("B", key, work or ())
+
+    def _guarded(self, action: str, work: Callable[[], Any], signature: tuple, phase: str) -> Any:
+        """The result of `work`, or None after running out of memory, which is a vote and no crash."""
+        before = self.driver.now()
+        try:
+            result = self.driver.run(action, work, signature=signature)
+        except EvenerError:
+            raise
+        except Exception as e:
+            if not is_out_of_memory(e):
+                raise ModelError(
+                    f"the model failed in {phase} on {self.here}: {_last_line(e)}",
+                    numbers=f"step {self.number}, action {action}, batch shapes {signature[0]}",
+                    remedy="run the same batch through the model in a plain loop",
+                ) from e
+            self.share.health = OUT_OF_MEMORY
+            for alive in self._alive.values():
+                alive.loss, alive.inputs, alive.outputs = None, (), ()
+            result = None
+        self._spent(action, "compute", before)
+        return result
+
+    def _pieces(self, direction: str, key: Key) -> tuple[Piece, ...]:
+        pieces = self.portions.forward_pieces if direction == "F" else self.portions.backward_pieces
+        return pieces(*key)
+
+    def _pass_on(self, direction: str, key: Key, carry: Carry) -> None:
+        """Cut what was made into the pieces that others need; what stays here goes straight to its stage."""
+        mine = [p for p in self._pieces(direction, key) if p.source == self.here]
+        cuts = cut_samples(carry, tuple(p.samples for p in mine))
+        target = (key[0] + (1 if direction == "F" else -1), key[1])
+        for order, (piece, cut) in enumerate(zip(mine, cuts, strict=True)):
+            if piece.target == self.here:
+                box = self._mail.setdefault((direction, target), [])
+                box.append((self._order(direction, key, piece), _as_leaves(cut, direction)))
+            else:
+                self._mail.setdefault(("out " + direction, key), []).append((order, cut))
+
+    def _order(self, direction: str, source: Key, piece: Piece) -> int:
+        """The place of `piece` among all that its target gets of this micro-batch."""
+        return [p for p in self._pieces(direction, source) if p.target == piece.target].index(piece)
+
+    def _send(self, action: str, key: Key) -> None:
+        direction = action[len(str(key[0])) + len("SEND_")]
+        away = [p for p in self._pieces(direction, key) if p.source == self.here != p.target]
+        cuts = self._mail.pop(("out " + direction, key))
+        channel = self.ex.holding.channel
+        assert channel is not None
+        before = self.driver.now()
+        for piece, (_, cut) in zip(away, cuts, strict=True):
+            sent = tuple(t.detach().requires_grad_(t.requires_grad) for t in cut)
+            self._sends.append(channel.send(sent, piece.target, self._key(direction, key)))
+        self._spent(action, "transfer", before)
+
+    def _receive(self, action: str, key: Key) -> None:
+        direction = action[len(str(key[0])) + len("RECV_")]
+        source = (key[0] + (-1 if direction == "F" else 1), key[1])
+        coming = [p for p in self._pieces(direction, source) if p.target == self.here]
+        channel, device = self.ex.holding.channel, self.ex.holding.parts[key[0]].device
+        assert channel is not None
+        before = self.driver.now()
+        expected = [
+            (i, channel.receive(p.source, self._key(direction, source), device=device))
+            for i, p in enumerate(coming)
+            if p.source != self.here
+        ]
+        box = self._mail.setdefault((direction, key), [])
+        box += [(i, receiving.wait()) for i, receiving in expected]
+        after = self.driver.now()
+        made_s = max((r.sent_s for _, r in expected if r.sent_s is not None), default=after)
+        made_s = min(max(made_s, before), after)
+        self._spent(action, "wait", before, made_s)
+        self._spent(action, "transfer", made_s, after)
+
+    def _key(self, direction: str, source: Key) -> str:
+        return f"{source[0]}SEND_{direction}{source[1]} of step {self.number}"
+
+    def _collected(self, direction: str, key: Key, rest: Callable) -> Carry:
+        """Everything that came for this micro-batch, in order of samples."""
+        source = (key[0] + (-1 if direction == "F" else 1), key[1])
+        sizes = tuple(p.samples for p in self._pieces(direction, source) if p.target == self.here)
+        box = sorted(self._mail.pop((direction, key)), key=lambda entry: entry[0])
+        return join_samples([carry for _, carry in box], sizes, rest)
+
+    def agree(self) -> Totals:
+        """Sum and gather the few numbers of the step over all devices."""
+        self._put_loss()
+        return self.ex.tally.launch(self.number, self.share).wait()
+
+    def _put_loss(self) -> None:
+        values = torch.stack([loss * w for loss, w in self._losses]).sum() if self._losses else None
+        self.share.loss_sum = float(values) if values is not None else 0.0
+        if not math.isfinite(self.share.loss_sum):
+            # The sum itself must stay a number, so that the others' losses can still be read.
+            self.share.loss_sum = 0.0
+            self.share.health = self.share.health or NON_FINITE
+
+    def _finish(self) -> None:
+        """All sums arrive, all devices judge alike, and the optimiser moves or does not."""
+        reducers = self.ex.holding.reducers
+        self._put_loss()
+        launched = self.driver.now()
+        self.share.computed_s = launched - self.start_s
+        reducers.launch_rest()
+        underway = self.ex.tally.launch(self.number, self.share)
+        reducers.wait()
+        self.totals = underway.wait()
+        done = self.driver.now()
+        longest = max(self.totals.computed_s.values())
+        waited = min(longest - self.totals.computed_s[self.here], done - launched)
+        self._spent("REDUCE_GRAD", "wait", launched, launched + waited)
+        self._spent("REDUCE_GRAD", "reduce", launched + waited, done)
+        self.verdict = judge(
+            self.totals.health, on_non_finite=self.ex.settings.on_non_finite, weight=self.totals.weight
+        )
+        if self.verdict.do == "apply":
+            self._hand_out()
+        before = self.driver.now()
+        self.driver.run("STEP", self._move, signature=(self.verdict.do,))
+        self._spent("STEP", "optimizer", before)
+
+    def _hand_out(self) -> None:
+        """Gradients become those of the mean over the global batch; the norm may still say no."""
+        ex, reducers = self.ex, self.ex.holding.reducers
+        assert self.totals is not None
+        scale = ex.loss_scale.value if ex.loss_scale else 1.0
+        reducers.finish(scale if ex.problem.weight is None else scale * self.totals.weight)
+        if ex.settings.max_norm is None and ex.loss_scale is None:
+            return
+        square = torch.tensor([reducers.square_norm()], dtype=torch.float64)
+        if not reducers.everywhere:
+            ex.holding.wire.all_reduce(square, f"step {self.number}, norm").wait()
+        self.gradient_norm = float(square) ** 0.5
+        finite = math.isfinite(self.gradient_norm)
+        if ex.loss_scale:
+            ex.loss_scale.update(finite=finite)
+            if not finite:
+                reason = f"the gradient overflowed float16; the loss scale is now {ex.loss_scale.value:g}"
+                self.verdict = Verdict("skip", reason)
+        elif not finite:
+            self.verdict = Verdict(ex.settings.on_non_finite, "the summed gradient is NaN or infinite")
+
+    def _move(self) -> None:
+        ex, reducers = self.ex, self.ex.holding.reducers
+        assert self.verdict is not None
+        if self.verdict.do == "apply":
+            most = ex.settings.max_norm
+            if most is not None and self.gradient_norm is not None and self.gradient_norm > most:
+                reducers.multiply(most / (self.gradient_norm + 1e-6))
+            try:
+                ex.optimizer.step()
+            except Exception as e:
+                raise ModelError(
+                    f"the optimiser failed on {self.here}: {_last_line(e)}", numbers=f"step {self.number}"
+                ) from e
+        reducers.discard()
+
+
+def forward_only(row: Iterable[Action]) -> Iterator[Action]:
+    """The forwards of a row, with what they send and receive."""
+    return (action for action in row if action.type in _FORWARD)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that a device's memory is full; the CPU's allocator only raises RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _as_leaves(carry: Carry, direction: str) -> Carry:
+    """The carry as its next stage on this device gets it: the same values, a graph of their own."""
+    if direction == "B":
+        return carry
+    return tuple(t.detach().requires_grad_(t.requires_grad) for t in carry)
+
+
+def _sum(copies: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(copies).sum(0)
+
+
+def _last_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[-1] if text else 'no message'}"

@@ -1,0 +1,42 @@
+"""What one device does in a step of a given size: its row of actions, and the samples it reads for it."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from evener import schedules
+from evener.core.actions import Action
+from evener.core.order import GlobalBatch, positions, resized
+from evener.core.plan import Plan
+from evener.core.routes import Routes
+
+
+class Playbook:
+    """The plan as device `here` plays it; steps of another size keep the plan's proportions."""
+
+    def __init__(self, plan: Plan, here: str) -> None:
+        self.plan, self.here = plan, here
+        self._page = lru_cache(maxsize=8)(self._make)
+
+    def row(self, samples: int) -> tuple[Action, ...]:
+        """This device's actions in a step of `samples` samples."""
+        return self._page(samples)[1]
+
+    def routes(self, samples: int) -> Routes:
+        """Who takes what of a step of `samples` samples."""
+        return self._page(samples)[0]
+
+    def reads(self, batch: GlobalBatch) -> Sequence[tuple[int, int]]:
+        """Ranges of the global batch that this device reads, in the order of its forwards."""
+        return self._page(batch.samples)[2]
+
+    def _make(self, samples: int) -> tuple[Routes, tuple[Action, ...], list[tuple[int, int]]]:
+        plan = resized(self.plan, samples)
+        routes = Routes(plan)
+        row = schedules.make(plan).actions[self.here]
+        reads = []
+        for action in row:
+            if action.type == "F" and action.stage is not None and action.micro_batch is not None:
+                route = routes.stages[action.stage]
+                if route.is_first or route.is_last:
+                    reads.append(positions(routes, action.stage, self.here, action.micro_batch))
+        return routes, row, reads
