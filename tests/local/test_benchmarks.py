@@ -1,4 +1,4 @@
-"""The benchmarks of data parallelism run from end to end: a step or two of each part, never a claim on speed."""
+"""The benchmarks of data parallelism run end to end: a step or two of each part, no claim on speed."""
 
 import importlib.util
 import math
