@@ -43,7 +43,9 @@ class Ends:
         self.clocks = {n: FakeClock() for n in NAMES}
         self.drivers = {n: PacedDriver(links.device(n), c, c.sleep) for n, c in self.clocks.items()}
         self.channels = {
-            n: PacedChannel(open_channel(Ranks(NAMES, n), hub=hub, timeout_s=1), self.drivers[n], links, buses)
+            n: PacedChannel(
+                open_channel(Ranks(NAMES, n), hub=hub, timeout_s=1), self.drivers[n], links, buses
+            )
             for n in NAMES
         }
         self.start_s = self.drivers["h/a"].now()
@@ -133,7 +135,7 @@ def test_a_pair_without_a_link_takes_no_time() -> None:
 
 
 def test_a_pipeline_takes_what_the_schedule_says() -> None:
-    """1F1B over three unequal stages, two rounds: every device ends when the topological pass says it does."""
+    """1F1B over three unequal stages: every device ends when the topological pass says, counted or paced."""
     num_products = {"h/a": 4, "h/b": 2, "h/c": 1}
     stages = tuple(stage(layer, (name, 1)) for layer, name in zip("abc", NAMES, strict=True))
     plan = Plan(global_batch=6, pipelines=(Pipeline(samples=6, micro_batch=1, stages=stages),))

@@ -166,10 +166,11 @@ def open_channel(
 ) -> JobChannel:
     """The channel of the device `ranks.here` to the others of `ranks.devices`.
 
-    Each device tells its place through `store`; pairs are opened when first used. `group` joins different
-    hosts and may be absent on one. Devices of one process share a `hub`, and `rank` then says which process
-    of the group it is. Without `store` all devices are in this process. UnknownNameError for a device that is
-    not of the job.
+    Each device tells its place through `store`, which is for this opening alone (a PrefixStore each time);
+    pairs are opened when first used. `group` joins different hosts and may be absent on one. Devices of one
+    process share a `hub`, and `rank` then says which process of the group it is. Without `store` all devices
+    are in this process. `timeout_s` is how long a peer may do nothing: longer than the slowest action.
+    UnknownNameError for a device that is not of the job.
     """
     hub = hub or Hub()
     transports: dict[str, Transport] = {"local": LocalTransport(ranks.here, hub, timeout_s)}

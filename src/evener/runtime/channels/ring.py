@@ -15,6 +15,7 @@ import os
 
 import torch
 
+from evener.errors import UsageError
 from evener.runtime.channels.messages import ALIGNMENT
 
 FIRST_RING_BYTES = 2**20
@@ -39,7 +40,7 @@ class Ring:
         self.capacity = capacity
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8, offset=_PAGE)
         self._consumed = memoryview(memory)[:8].cast("Q")
-        self._written = 0
+        self._written = self._skipped_to = 0
 
     def reserve(self, num_bytes: int) -> tuple[int, int] | None:
         """(start, end) for a message of `num_bytes`, or None when the ring has no room.
@@ -47,12 +48,14 @@ class Ring:
         `start` is a place in `bytes`; `end` counts on from lap to lap and is what `release` gets back.
         """
         num_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        consumed, start = self._consumed[0], self._written
-        is_empty = consumed == start
-        if is_empty or start % self.capacity + num_bytes > self.capacity:
-            start += -start % self.capacity  # nothing lies across the end; an empty ring keeps to warm memory
+        consumed, start = max(self._consumed[0], self._skipped_to), self._written
+        if consumed == start:  # empty: begin a lap, to keep to warm memory
+            start += -start % self.capacity
+            consumed = self._skipped_to = start
+        elif start % self.capacity + num_bytes > self.capacity:  # nothing lies across the end
+            start += -start % self.capacity
         end = start + num_bytes
-        if end - (start if is_empty else consumed) > self.capacity:
+        if end - consumed > self.capacity:
             return None
         self._written = end
         return start % self.capacity, end
@@ -63,7 +66,13 @@ class Ring:
 
 
 def make(capacity: int) -> tuple[Ring, int]:
-    """A new ring and its file descriptor, to be passed on and closed."""
+    """A new ring and its file descriptor, to be passed on and closed; UsageError above 256 GiB."""
+    if capacity > MAX_RING_BYTES:
+        raise UsageError(
+            "more is on its way between two devices than this host can hold",
+            numbers=f"a ring of {capacity >> 30} GiB, at most {MAX_RING_BYTES >> 30}",
+            remedy="a schedule in which stages run less far ahead, or smaller micro-batches",
+        )
     file = os.memfd_create("evener", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, _PAGE + capacity)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)

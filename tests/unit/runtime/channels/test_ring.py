@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evener.errors import UsageError
 from evener.runtime.channels.ring import Ring, grown, make
 
 CAPACITY = 4096
@@ -39,7 +40,8 @@ def test_ranges_in_use_never_overlap(moves: list[int | None]) -> None:
             continue
         found = ring.reserve(size)
         if found is None:
-            assert in_use, "an empty ring has room for any message up to its size"
+            room = sum(-(-(b - a) // 64) * 64 for a, b, _ in in_use) + -(-size // 64) * 64
+            assert in_use and 2 * room > CAPACITY, "what is lost at the end is less than what was asked for"
             continue
         start, end = found
         assert start >= 0 and start + size <= CAPACITY
@@ -50,6 +52,11 @@ def test_ranges_in_use_never_overlap(moves: list[int | None]) -> None:
 def test_a_ring_that_follows_has_room_for_two() -> None:
     assert grown(2**20, 100) == 2**21
     assert grown(2**20, 3_000_000) == 2**23 >= 2 * 3_000_000
+
+
+def test_a_ring_beyond_all_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="512 GiB, at most 256"):
+        make(2**39)
 
 
 def test_only_a_file_of_fixed_size_is_mapped() -> None:
