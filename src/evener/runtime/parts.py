@@ -9,9 +9,9 @@ An empty carry stands for a micro-batch that does not count (no weight, or a dev
 travels on as it is, so that nobody waits for what will not come.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,16 @@ from torch.utils.checkpoint import checkpoint
 from evener.runtime.problem import Problem, to_device
 
 Carry = tuple[torch.Tensor, ...]
+
+
+class Slot(Protocol):
+    """What a cut knows of one tensor that crosses it: the dimension that grows with the samples, if any."""
+
+    @property
+    def sample_dim(self) -> int | None: ...
+
+    @property
+    def per_sample(self) -> int: ...
 
 
 class Ends(Protocol):
@@ -36,6 +46,7 @@ class Alive:
     """One micro-batch between its forward and its backward."""
 
     inputs: Carry = ()
+    pieces: list[Carry] = field(default_factory=list)
     outputs: Carry = ()
     loss: torch.Tensor | None = None
     scale: float = 1.0
@@ -56,6 +67,23 @@ class Part:
     ends: Ends | None = None
     autocast: torch.dtype | None = None
     recompute: bool = False
+
+    @property
+    def names(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers that this stage holds, under the user's names."""
+        if self.ends is None:
+            return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        return self.module.named  # type: ignore[return-value]  # a stage of a cut knows the user's names
+
+    @property
+    def takes(self) -> Sequence[Slot]:
+        """What comes in over the cut before this stage."""
+        return getattr(self.module, "takes", ())
+
+    @property
+    def gives(self) -> Sequence[Slot]:
+        """What goes out over the cut behind it."""
+        return getattr(self.module, "gives", ())
 
     @property
     def reads_batch(self) -> bool:
@@ -82,8 +110,8 @@ class Part:
             alive.loss, metrics = self.problem.loss_of(self.ends.unflatten_output(outputs), target)
             return metrics
 
-    def backward(self, alive: Alive, seed: float, gradients: Carry) -> Carry:
-        """Gradients of what came in, in order, for the tensors that need one.
+    def backward(self, alive: Alive, seed: float, gradients: Carry) -> list[Carry]:
+        """Gradients of what came in, piece by piece, for the tensors that need one.
 
         `seed` is the gradient of a last stage's loss; `gradients` are those of what this stage gave out.
         """
@@ -92,7 +120,7 @@ class Part:
         else:
             differentiable = [t for t in alive.outputs if t.requires_grad]
             torch.autograd.backward(differentiable, list(gradients))
-        return () if self.is_first else tuple(_gradient(t) for t in alive.inputs if t.requires_grad)
+        return [tuple(_gradient(t) for t in piece if t.requires_grad) for piece in alive.pieces]
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         if self.recompute and torch.is_grad_enabled():
@@ -104,26 +132,30 @@ def _gradient(leaf: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
-def cut_samples(carry: Carry, sizes: tuple[int, ...]) -> list[Carry]:
+def cut_samples(carry: Carry, slots: Sequence[Slot], sizes: tuple[int, ...]) -> list[Carry]:
     """The carry of Σ sizes samples as one for each size; tensors without a sample dimension go whole.
 
     Example: a (5, 7) tensor and a (3, 3) mask in sizes (2, 3): (2, 7) and the mask, (3, 7) and the mask.
     """
     if len(sizes) == 1 or not carry:
         return [carry] * len(sizes)
-    total = sum(sizes)
-    columns = [t.split(list(sizes)) if t.dim() and len(t) == total else [t] * len(sizes) for t in carry]
+    columns = []
+    for tensor, slot in zip(carry, slots, strict=True):
+        if slot.sample_dim is None:
+            columns.append([tensor] * len(sizes))
+        else:
+            columns.append(list(tensor.split([n * slot.per_sample for n in sizes], slot.sample_dim)))
     return [tuple(column[i] for column in columns) for i in range(len(sizes))]
 
 
 def join_samples(
-    pieces: list[Carry], sizes: tuple[int, ...], rest: Callable[[list[torch.Tensor]], torch.Tensor]
+    pieces: list[Carry], slots: Sequence[Slot], rest: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> Carry:
     """The inverse of `cut_samples`; `rest` joins the copies of a tensor without a sample dimension."""
     if len(pieces) == 1 or not all(pieces):
         return pieces[0] if all(pieces) else ()
-    joined = []
-    for column in zip(*pieces, strict=True):
-        per_sample = all(t.dim() and len(t) == n for t, n in zip(column, sizes, strict=True))
-        joined.append(torch.cat(column) if per_sample else rest(list(column)))
-    return tuple(joined)
+    columns = zip(*pieces, strict=True)
+    return tuple(
+        rest(list(column)) if slot.sample_dim is None else torch.cat(column, slot.sample_dim)
+        for column, slot in zip(columns, slots, strict=True)
+    )

@@ -1,12 +1,14 @@
-"""Keeping copies of one model alike: the same start, the same buffers, and a number that proves it."""
+"""Keeping copies of one model alike: the same start, the same buffers, and numbers that prove it."""
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from evener.core.seams import Wire
+from evener.runtime.ranks import Ranks
 
 
 def spread_state(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -17,21 +19,40 @@ def spread_state(model: nn.Module, group: dist.ProcessGroup | None = None) -> No
         tensor.detach().copy_(host)
 
 
-def average_buffers(model: nn.Module, part: float, wire: Wire) -> None:
-    """Make floating buffers (BatchNorm statistics) their mean over devices, each weighted by its `part`.
+def average_buffers(model: nn.Module, parts: Mapping[str, float], wire: Wire) -> None:
+    """Make floating buffers (BatchNorm statistics) their mean over their holders, weighted by samples.
 
-    The parts of all devices sum to 1. Whole-number buffers are left as they are: every device counts alike.
+    `parts` is this device's part of the samples for each buffer it holds; over all holders they sum to 1.
+    Whole-number buffers are left as they are: every device counts alike.
     """
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point():
-            mean = buffer.detach().to("cpu", torch.float64) * part
+            mean = buffer.detach().to("cpu", torch.float64) * parts.get(name, 0.0)
             wire.all_reduce(mean, f"buffer {name}").wait()
             buffer.detach().copy_(mean)
 
 
-def checksum(model: nn.Module) -> str:
-    """A short hash of all parameters, bit by bit: equal on two devices means equal models."""
-    digest = hashlib.blake2b(digest_size=8)
-    for p in model.parameters():
-        digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+def checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """A short hash of each tensor, bit by bit: equal on two devices means equal tensors."""
+    return {
+        name: hashlib.blake2b(
+            t.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest_size=8
+        ).hexdigest()
+        for name, t in tensors.items()
+    }
+
+
+def collect(model: nn.Module, holders: Mapping[str, tuple[str, ...]], ranks: Ranks) -> None:
+    """Bring every parameter and buffer of `model` to the leading device, each from its first holder."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    leader = ranks.devices[0]
+    for name, tensor in tensors.items():
+        owners = holders.get(name, (leader,))
+        if leader in owners:
+            continue
+        if ranks.here == owners[0]:
+            dist.send(tensor.detach().cpu().contiguous(), dst=0)
+        elif ranks.here == leader:
+            host = torch.empty_like(tensor, device="cpu")
+            dist.recv(host, src=ranks.devices.index(owners[0]))
+            tensor.detach().copy_(host)

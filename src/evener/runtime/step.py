@@ -1,7 +1,7 @@
 """A step in flight on one device: what each action of the schedule does."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from evener.core.seams import Pending
 from evener.core.trace import Cause, Span
 from evener.errors import DataError, EvenerError, ModelError, PlanMismatchError
 from evener.runtime.agreement import Verdict, judge
-from evener.runtime.parts import Alive, Carry, Part, cut_samples, join_samples
+from evener.runtime.parts import Alive, Carry, Part, Slot, cut_samples, join_samples
 from evener.runtime.problem import shapes_of
 from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Share, Totals
 
@@ -114,16 +114,18 @@ class Step:
             samples = self.portions.samples(*key[:1], self.here, key[1])
             alive.weight = self._counted(batch, samples)
             self.share.weight += alive.weight
-        carry = () if part.is_first else self._collected("F", key, lambda copies: copies[0])
+        if not part.is_first:
+            alive.pieces = self._collected("F", key)
+        carry = join_samples(alive.pieces, part.takes, lambda copies: copies[0]) if alive.pieces else ()
         counts = bool(carry) or part.is_first
         if self.share.health != HEALTHY or not counts or (part.is_last and not alive.weight):
-            self._pass_on("F", key, ())  # nothing counts here, and a mean over nothing would be NaN
+            self._pass_on("F", key, (), ())  # nothing counts, and a mean over nothing would be NaN
             return
         alive.shapes = (shapes_of(batch), shapes_of(carry))
         metrics = self._guarded(action, lambda: part.forward(alive, batch, carry), alive.shapes, "forward")
         if metrics is not None and part.is_last:
             self._count_loss(alive, metrics)
-        self._pass_on("F", key, alive.outputs)
+        self._pass_on("F", key, alive.outputs, part.gives)
 
     def _counted(self, batch: Any, samples: int) -> float:
         try:
@@ -146,10 +148,13 @@ class Step:
     def _backward(self, action: str, part: Part, key: Key) -> None:
         alive = self._alive.pop(key)
         self._left[part.stage] -= 1
-        gradients = () if part.is_last else self._collected("B", key, _sum)
+        gradients: Carry = ()
+        if not part.is_last:
+            needed = [s for s, t in zip(part.gives, alive.outputs, strict=True) if t.requires_grad]
+            gradients = join_samples(self._collected("B", key), needed, _sum)
         counts = alive.loss is not None if part.is_last else bool(alive.outputs and gradients)
         if self.share.health != HEALTHY or not counts:
-            self._pass_on("B", key, ())
+            self._give_back(key, [])
             return
         seed = alive.scale / self.total if self.ex.problem.weight is None else alive.scale
         if self.ex.loss_scale:
@@ -161,7 +166,7 @@ class Step:
         work = self._guarded(
             action, lambda: part.backward(alive, seed, gradients), (alive.shapes, last), "backward"
         )
-        self._pass_on("B", key, work or ())
+        self._give_back(key, work or [])
 
     def _guarded(self, action: str, work: Callable[[], Any], signature: tuple, phase: str) -> Any:
         """The result of `work`, or None after running out of memory, which is a vote and no crash."""
@@ -179,7 +184,7 @@ class Step:
                 ) from e
             self.share.health = OUT_OF_MEMORY
             for alive in self._alive.values():
-                alive.loss, alive.inputs, alive.outputs = None, (), ()
+                alive.loss, alive.inputs, alive.pieces, alive.outputs = None, (), [], ()
             result = None
         self._spent(action, "compute", before)
         return result
@@ -188,10 +193,19 @@ class Step:
         pieces = self.portions.forward_pieces if direction == "F" else self.portions.backward_pieces
         return pieces(*key)
 
-    def _pass_on(self, direction: str, key: Key, carry: Carry) -> None:
-        """Cut what was made into the pieces that others need; what stays here goes straight to its stage."""
+    def _pass_on(self, direction: str, key: Key, carry: Carry, slots: Sequence[Slot]) -> None:
+        """Cut activations into the pieces that the next stage's devices need."""
         mine = [p for p in self._pieces(direction, key) if p.source == self.here]
-        cuts = cut_samples(carry, tuple(p.samples for p in mine))
+        cuts = cut_samples(carry, slots, tuple(p.samples for p in mine))
+        self._hand_on(direction, key, mine, cuts)
+
+    def _give_back(self, key: Key, gradients: list[Carry]) -> None:
+        """Every piece of activations that came gets its gradients back; none where nothing counts."""
+        mine = [p for p in self._pieces("B", key) if p.source == self.here]
+        self._hand_on("B", key, mine, gradients or [()] * len(mine))
+
+    def _hand_on(self, direction: str, key: Key, mine: list[Piece], cuts: list[Carry]) -> None:
+        """What stays on this device goes straight to its stage, the rest waits to be sent."""
         target = (key[0] + (1 if direction == "F" else -1), key[1])
         for order, (piece, cut) in enumerate(zip(mine, cuts, strict=True)):
             if piece.target == self.here:
@@ -239,12 +253,10 @@ class Step:
     def _key(self, direction: str, source: Key) -> str:
         return f"{source[0]}SEND_{direction}{source[1]} of step {self.number}"
 
-    def _collected(self, direction: str, key: Key, rest: Callable) -> Carry:
+    def _collected(self, direction: str, key: Key) -> list[Carry]:
         """Everything that came for this micro-batch, in order of samples."""
-        source = (key[0] + (-1 if direction == "F" else 1), key[1])
-        sizes = tuple(p.samples for p in self._pieces(direction, source) if p.target == self.here)
         box = sorted(self._mail.pop((direction, key)), key=lambda entry: entry[0])
-        return join_samples([carry for _, carry in box], sizes, rest)
+        return [carry for _, carry in box]
 
     def agree(self) -> Totals:
         """Sum and gather the few numbers of the step over all devices."""

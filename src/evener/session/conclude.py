@@ -9,8 +9,7 @@ import msgspec
 from rich.console import Console
 
 from evener.core.figures import Value
-from evener.core.files import encode, write, write_bytes
-from evener.core.fleet import Fleet
+from evener.core.files import write, write_bytes
 from evener.core.plan import Plan
 from evener.core.records import StepRecord
 from evener.core.trace import Span, Trace
@@ -41,7 +40,6 @@ class Outcome(Value, frozen=True, kw_only=True):
     timings_hold: bool = True
     rehearsal: str = ""
     parameters_agree: bool = True
-    checksum: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """One flat object: the report's fields and these."""
@@ -94,7 +92,7 @@ class Journal:
         spans: list[Span],
         decisions: list[str],
         lateness: list[Lateness],
-        checksums: dict[str, str],
+        checksums: list[dict[str, str]],
     ) -> Outcome:
         """The outcome of the run, written to the run folder and returned. `plan` is the last one in force."""
         first = min((s.start_s for s in spans), default=0.0)
@@ -114,8 +112,7 @@ class Journal:
             figures=self.recipe.figures,
             timings_hold=held,
             rehearsal=sentence,
-            parameters_agree=len(set(checksums.values())) == 1,
-            checksum=next(iter(checksums.values())),
+            parameters_agree=_agree(checksums),
         )
         write(self.folder / "report.json", outcome.as_json())
         if not self._quiet:
@@ -145,6 +142,7 @@ class Journal:
         return "\n".join(lines)
 
 
-def write_fleet(folder: str, fleet: Fleet) -> None:
-    """Put the fleet of the run beside its plan."""
-    write_bytes(Path(folder) / "fleet.json", encode(fleet))
+def _agree(checksums: list[dict[str, str]]) -> bool:
+    """Whether every parameter is the same, bit for bit, on all devices that hold it."""
+    seen: dict[str, str] = {}
+    return all(seen.setdefault(name, one) == one for held in checksums for name, one in held.items())

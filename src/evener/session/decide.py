@@ -70,12 +70,6 @@ def check_plan(plan: Plan, fleet: Fleet, recipe: Recipe) -> None:
             f"{recipe.global_batch}",
             remedy="--batch with the plan's number, or a new plan",
         )
-    if not plan.is_data_parallel:
-        raise PlanMismatchError(
-            "the plan cuts the model into stages, which cannot be run yet",
-            numbers=f"{max(len(p.stages) for p in plan.pipelines)} stages in one pipeline",
-            remedy="a plan whose pipelines are one stage on one device each",
-        )
 
 
 def samples_to_train(request: Request, dataset_size: int, global_batch: int) -> int:

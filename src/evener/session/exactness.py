@@ -13,7 +13,7 @@ from evener.core.figures import Value
 from evener.core.order import resized
 from evener.core.plan import Plan
 from evener.session.decide import inexact_parts
-from evener.session.keep import GRADIENT_FILE, PARAMETER_FILE
+from evener.session.keep import PARAMETER_FILE, first_gradients
 from evener.session.recipe import in_dtype, load_recipe, without_dropout
 from evener.session.reference import PlainLoop
 from evener.session.request import Request
@@ -65,7 +65,9 @@ def verify(request: Request) -> Exactness | None:
             return None
         plan = outcome.plan
         loop, model, notes = _reference(asked, plan, steps)
-        gradient = _distance(load_file(folder / GRADIENT_FILE), loop.first_gradient)
+        held = first_gradients(folder)
+        whole = _merged(held)  # each device's own gradients in turn: copies must agree as well
+        gradient = max(_distance(whole | own, loop.first_gradient) for own in held)
         tensors = load_file(folder / PARAMETER_FILE)
         own = {n: p.detach().cpu() for n, p in model.named_parameters()}
         errors[dtype] = gradient, _distance({n: tensors[n] for n in own}, own)
@@ -119,6 +121,10 @@ def _reference(request: Request, plan: Plan, steps: int) -> tuple[PlainLoop, nn.
         rate_at=recipe.schedule,
     )
     return loop, model, notes
+
+
+def _merged(held: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {name: grad for own in held for name, grad in own.items()}
 
 
 def _distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:

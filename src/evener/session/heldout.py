@@ -2,7 +2,6 @@
 
 from evener.core.order import positions
 from evener.core.seams import Wire
-from evener.runtime.replicas import average_buffers
 from evener.session.steps import Steps
 
 
@@ -13,7 +12,7 @@ def heldout_loss(steps: Steps, wire: Wire) -> float:
     weighted by its samples, so that every device evaluates one and the same model.
     """
     recipe, playbook, size = steps.recipe, steps.playbook, len(steps.recipe.heldout)
-    average_buffers(recipe.model, steps.part_of_samples, wire)
+    steps.average_buffers(wire)
     routes = playbook.routes(size)
 
     def fetch(stage: int, micro_batch: int):

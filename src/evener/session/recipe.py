@@ -97,7 +97,12 @@ class Recipe:
     @property
     def autocast(self) -> torch.dtype | None:
         """The dtype of mixed precision, None for plain float32."""
-        return None if self.precision == "float32" else getattr(torch, self.precision)
+        return self.autocast_of(None)
+
+    def autocast_of(self, precision: str | None) -> torch.dtype | None:
+        """The autocast dtype of a stage whose plan says `precision`; None there means the recipe's own."""
+        name = precision or self.precision
+        return None if name in ("float32", "float64") else getattr(torch, name)
 
 
 def in_dtype(recipe: Recipe, dtype: torch.dtype) -> Recipe:

@@ -3,13 +3,17 @@
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from evener.core.fleet import Device, Fleet
-from evener.core.seams import Driver, Wire
+from evener.core.seams import Channel, Driver, Wire
+from evener.rehearsal.channel import PacedChannel, SharedLines
 from evener.rehearsal.driver import PacedDriver, open_driver
 from evener.rehearsal.verdict import Lateness
 from evener.rehearsal.wire import open_wire
+from evener.runtime.channels.channel import open_channel
 from evener.runtime.hardware import HardwareDriver, open_torch_device
+from evener.runtime.ranks import Ranks
 from evener.runtime.wire import GroupWire, SoloWire, StagedWire
 
 # What each kind of accelerator talks with among its own; anything else goes over Gloo through host memory.
@@ -24,17 +28,32 @@ class Site:
     torch_device: torch.device
     driver: Driver
 
-    def wire(self, fleet: Fleet, used: tuple[str, ...], *, rehearse: bool) -> Wire:
-        """The wire among the devices `used`; the group must have been joined."""
+    def wire(
+        self,
+        fleet: Fleet,
+        used: tuple[str, ...],
+        *,
+        rehearse: bool,
+        group: dist.ProcessGroup | None = None,
+    ) -> Wire:
+        """The wire among the devices `used` over `group`; None is the group that was joined."""
         if len(used) == 1:
             return SoloWire()
-        plain: Wire = GroupWire()
+        plain: Wire = GroupWire(group)
         if self.torch_device.type != "cpu" and backend_of(fleet, used) == "gloo":
             plain = StagedWire(plain)
         if not rehearse:
             return plain
         assert isinstance(self.driver, PacedDriver)
         return open_wire(plain, self.driver, fleet, used)
+
+    def channel(self, fleet: Fleet, ranks: Ranks, store: dist.Store, *, rehearse: bool) -> Channel:
+        """The channel to the other devices of the job, for what crosses the cuts of a pipeline."""
+        plain = open_channel(ranks, dist.PrefixStore("channels", store), dist.group.WORLD)
+        if not rehearse:
+            return plain
+        assert isinstance(self.driver, PacedDriver)
+        return PacedChannel(plain, self.driver, fleet, SharedLines(dist.PrefixStore("lines", store)))
 
     @property
     def lateness(self) -> Lateness | None:

@@ -1,7 +1,6 @@
 """The steps of a job on one device: data in, executor, records out. All devices run this alike."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import msgspec
 import torch
@@ -9,10 +8,13 @@ import torch
 from evener.core.order import global_batch_at, with_micro_batch
 from evener.core.plan import Plan
 from evener.core.records import StepRecord
+from evener.core.seams import Wire
 from evener.errors import NonFiniteError, OutOfMemoryError, ReductionMismatchError
-from evener.runtime.executor import Executor, Settings, StepResult, whole_model
+from evener.runtime.executor import Executor, Settings, StepResult
 from evener.runtime.ranks import Ranks
+from evener.runtime.replicas import average_buffers
 from evener.session.feed import Feed, Samples
+from evener.session.layout import Layout
 from evener.session.playbook import Playbook
 from evener.session.recipe import Recipe
 from evener.session.site import Site
@@ -26,7 +28,9 @@ class Steps:
     `decisions` collects every sentence about a change of shares, the same on all devices.
     """
 
-    def __init__(self, recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Any, seed: int) -> None:
+    def __init__(
+        self, recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, layout: Layout, seed: int
+    ) -> None:
         self.recipe, self.plan = recipe, plan
         self.samples = Samples(
             dataset=recipe.dataset,
@@ -36,7 +40,8 @@ class Steps:
             seed=seed,
         )
         self.ranks, self.site = ranks, site
-        self.optimizer = recipe.optimizer([p for p in recipe.model.parameters() if p.requires_grad])
+        self.layout = layout
+        self.optimizer = recipe.optimizer([p for p in layout.parameters.values() if p.requires_grad])
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
         settings = Settings(
             max_norm=recipe.max_norm,
@@ -44,16 +49,7 @@ class Steps:
             loss_scale=FIRST_LOSS_SCALE if recipe.precision == "float16" else None,
         )
         self.playbook = Playbook(plan, ranks.here)
-        holding = whole_model(
-            recipe.model,
-            recipe.problem,
-            ranks,
-            wire,
-            stage=next(i for i, p in enumerate(plan.pipelines) if ranks.here in p.devices),
-            device=site.torch_device,
-            autocast=recipe.autocast,
-        )
-        self.executor = Executor(holding, self.optimizer, recipe.problem, ranks, site.driver, settings)
+        self.executor = Executor(layout.holding, self.optimizer, recipe.problem, ranks, site.driver, settings)
         self.samples_seen = 0
         self.decisions: list[str] = []
         self._feed: Feed | None = None
@@ -86,10 +82,16 @@ class Steps:
         if before is not None:
             yield _record(before, self.executor.gather_seconds(number))
 
-    @property
-    def part_of_samples(self) -> float:
-        """This device's part of the global batch."""
-        return self.plan.samples_by_device()[self.ranks.here] / self.plan.global_batch
+    def average_buffers(self, wire: Wire) -> None:
+        """Make BatchNorm's statistics one mean over all devices, weighted by the samples each has seen."""
+        routes = self.playbook.routes(self.plan.global_batch)
+        parts: dict[str, float] = {}
+        for number, part in self.executor.holding.parts.items():
+            micro_batches = range(routes.num_micro_batches(number))
+            taken = sum(routes.samples(number, self.ranks.here, m) for m in micro_batches)
+            for name in part.names:
+                parts[name] = parts.get(name, 0.0) + taken / self.plan.global_batch
+        average_buffers(self.recipe.model, parts, wire)
 
     def close(self) -> None:
         """Let go of data loader, hooks and reductions."""

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import torch
-from torch import nn
 
+from evener.core.figures import Value
 from evener.core.files import write
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
@@ -17,11 +17,12 @@ from evener.core.trace import Trace
 from evener.errors import EvenerError, PeerLostError
 from evener.rehearsal.verdict import Lateness
 from evener.runtime.ranks import Ranks
-from evener.runtime.replicas import checksum, spread_state
+from evener.runtime.replicas import checksums, collect, spread_state
 from evener.session.conclude import Journal, Outcome
 from evener.session.decide import check_plan, choose_plan, samples_to_train
 from evener.session.heldout import heldout_loss
 from evener.session.keep import keep_first_gradient, save_parameters
+from evener.session.layout import lay_out
 from evener.session.measure import measured_link, micro_batch_grid, profile_together
 from evener.session.meeting import Failure, Meeting
 from evener.session.recipe import Recipe, in_dtype, load_recipe, without_dropout
@@ -88,7 +89,6 @@ def _prepared(recipe: Recipe, request: Request, site: Site) -> Recipe:
         recipe = in_dtype(recipe, getattr(torch, request.dtype))
     if not request.dropout:
         recipe = without_dropout(recipe)
-    recipe.model.to(site.torch_device)
     recipe.model.train()
     return recipe
 
@@ -130,13 +130,14 @@ def _train(
     ranks: Ranks,
     site: Site,
 ) -> Outcome | None:
-    wire = site.wire(fleet, ranks.devices, rehearse=request.rehearse)
-    steps = Steps(recipe, plan, ranks, site, wire, request.seed)
+    layout = lay_out(recipe, plan, ranks, site, fleet, meeting, rehearse=request.rehearse)
+    wire = layout.holding.wire
+    steps = Steps(recipe, plan, ranks, site, layout, request.seed)
     evaluate = request.evaluate and recipe.heldout is not None
     stop = samples_to_train(request, len(recipe.dataset), recipe.global_batch)
     leads = ranks.rank == 0
-    if leads and request.keep_gradient:
-        keep_first_gradient(recipe.model, steps.optimizer, Path(request.run_dir))
+    if request.keep_gradient:
+        keep_first_gradient(layout.parameters, steps.optimizer, Path(request.run_dir), ranks.rank)
     with Journal(request, recipe, plan, leads=leads, total_samples=stop) as journal:
         if evaluate:
             journal.heldout_first = heldout_loss(steps, wire)
@@ -145,20 +146,28 @@ def _train(
         if evaluate:
             journal.heldout_last = heldout_loss(steps, wire)
     steps.close()
-    _hand_in(meeting, recipe.model, steps, site)
+    _hand_in(meeting, steps, site)
+    steps.average_buffers(wire)
+    collect(recipe.model, layout.holders, ranks)
     if not leads:
         return None
     save_parameters(recipe.model, Path(request.run_dir))
     spans = [s for d in ranks.devices for s in meeting.get(f"trace/{d}", Trace).spans]
     lateness = [meeting.get(f"lateness/{d}", Lateness) for d in ranks.devices] if request.rehearse else []
-    sums = {d: meeting.get(f"checksum/{d}", str) for d in ranks.devices}
+    sums = [meeting.get(f"checksums/{d}", Checksums).by_name for d in ranks.devices]
     return journal.conclude(steps.plan, spans, steps.decisions, lateness, sums)
 
 
-def _hand_in(meeting: Meeting, model: nn.Module, steps: Steps, site: Site) -> None:
+class Checksums(Value, frozen=True, kw_only=True):
+    """A hash of each parameter that a device holds."""
+
+    by_name: dict[str, str]
+
+
+def _hand_in(meeting: Meeting, steps: Steps, site: Site) -> None:
     """Give the leading process what only this one knows: spans, lateness, the parameters' checksum."""
     here = site.device.name
     meeting.put(f"trace/{here}", Trace(source="measured", spans=tuple(steps.executor.spans)))
-    meeting.put(f"checksum/{here}", checksum(model))
+    meeting.put(f"checksums/{here}", Checksums(by_name=checksums(steps.layout.parameters)))
     if site.lateness is not None:
         meeting.put(f"lateness/{here}", site.lateness)

@@ -1,0 +1,152 @@
+"""Who holds which parameters of the user's model under a plan, and the wires between the holders.
+
+plan ──► cut the model along the pipelines this device is in ──► names each stage holds, told to all
+     ──► segments (parameters held by the same stages) ──► a group and a wire for each set of holders
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import nn
+
+from evener.core.figures import Value
+from evener.core.fleet import Fleet
+from evener.core.plan import Plan, Stage
+from evener.core.seams import Wire
+from evener.runtime.cutting import cut
+from evener.runtime.executor import Holding, whole_model
+from evener.runtime.parts import Part
+from evener.runtime.ranks import Ranks
+from evener.runtime.reducers import reducers_for, segments_of
+from evener.session.meeting import Meeting
+from evener.session.recipe import Recipe
+from evener.session.site import Site
+
+_TRACED_SAMPLES = 3  # of the micro-batch that a model is traced with: odd, so that it matches no other size
+
+
+class HeldNames(Value, frozen=True, kw_only=True):
+    """Parameter and buffer names that the stages of one device hold, by stage number."""
+
+    names: dict[int, tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One device's part of a plan: what it holds, its parameters by name, and every name's holders."""
+
+    holding: Holding
+    parameters: dict[str, nn.Parameter]
+    holders: dict[str, tuple[str, ...]]
+    notes: tuple[str, ...] = ()
+
+
+def lay_out(
+    recipe: Recipe,
+    plan: Plan,
+    ranks: Ranks,
+    site: Site,
+    fleet: Fleet,
+    meeting: Meeting,
+    *,
+    rehearse: bool,
+) -> Layout:
+    """Cut, place and connect. Called by all devices of the plan together, after they joined the group."""
+    wire = site.wire(fleet, ranks.devices, rehearse=rehearse)
+    if plan.is_data_parallel:
+        return _whole(recipe, plan, ranks, site, wire)
+    model, stages = recipe.model, {n: (p, s) for n, p, s in plan.numbered_stages()}
+    mine = {n: p for n, (p, s) in stages.items() if any(ranks.here in x.devices for x in s.shares)}
+    parts, notes = _parts(recipe, plan, site, stages, mine)
+    meeting.put(f"held/{ranks.here}", HeldNames(names={n: tuple(p.names) for n, p in parts.items()}))
+    names: dict[int, tuple[str, ...]] = {}
+    for device in ranks.devices:
+        names |= meeting.get(f"held/{device}", HeldNames).names
+    devices = {n: tuple(d for x in s.shares for d in x.devices) for n, (_, s) in stages.items()}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    first_names = {id(p): n for n, p in reversed(list(named.items()))}
+    ties = {n: first_names[id(p)] for n, p in named.items()}
+    trained = {stage: [n for n in held if n in named] for stage, held in names.items()}
+    segments = segments_of(trained, devices, ties, list(named))
+    groups = _groups([s.devices for s in segments], ranks)
+    reducers = reducers_for(
+        segments,
+        ranks.here,
+        frozenset(mine),
+        named,
+        lambda among: site.wire(fleet, among, rehearse=rehearse, group=groups[among]),
+        ranks.world_size,
+    )
+    channel = site.channel(fleet, ranks, meeting.store, rehearse=rehearse)
+    holders: dict[str, tuple[str, ...]] = {}
+    for stage in sorted(names):
+        for name in names[stage]:
+            first = ties.get(name, name)
+            holders[first] = tuple(dict.fromkeys((*holders.get(first, ()), *devices[stage])))
+    held = {n: named[n] for n in holders if n in named and ranks.here in holders[n]}
+    holding = Holding(parts=parts, reducers=reducers, wire=wire, channel=channel)
+    return Layout(holding=holding, parameters=held, holders=holders, notes=notes)
+
+
+def _whole(recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Wire) -> Layout:
+    model = recipe.model.to(site.torch_device)
+    number, _, stage = next(x for x in plan.numbered_stages() if ranks.here in x[2].shares[0].devices)
+    holding = whole_model(
+        model,
+        recipe.problem,
+        ranks,
+        wire,
+        stage=number,
+        device=site.torch_device,
+        autocast=recipe.autocast_of(stage.precision),
+        recompute=stage.recompute,
+    )
+    everything = [n for n, _ in [*model.named_parameters(), *model.named_buffers()]]
+    return Layout(
+        holding=holding,
+        parameters=dict(model.named_parameters()),
+        holders=dict.fromkeys(everything, ranks.devices),
+    )
+
+
+def _parts(
+    recipe: Recipe,
+    plan: Plan,
+    site: Site,
+    stages: Mapping[int, tuple[int, Stage]],
+    mine: Mapping[int, int],
+) -> tuple[dict[int, Part], tuple[str, ...]]:
+    """This device's stages, from one cut of the model for each pipeline it is in."""
+    args, kwargs, _ = recipe.problem.inputs(recipe.batch_of(_TRACED_SAMPLES))
+    parts, notes = {}, []
+    for pipeline in sorted(set(mine.values())):
+        numbers = [n for n, (p, _) in stages.items() if p == pipeline]
+        made = cut(recipe.model, [stages[n][1].layers for n in numbers], example=(args, kwargs))
+        notes += [note for note in made.notes if note not in notes]
+        for number, module in zip(numbers, made.stages, strict=True):
+            if number in mine:
+                stage = stages[number][1]
+                parts[number] = Part(
+                    stage=number,
+                    module=module.to(site.torch_device),
+                    problem=recipe.problem,
+                    device=site.torch_device,
+                    is_first=number == numbers[0],
+                    is_last=number == numbers[-1],
+                    ends=made,
+                    autocast=recipe.autocast_of(stage.precision),
+                    recompute=stage.recompute,
+                )
+    return parts, tuple(notes)
+
+
+def _groups(sets: list[tuple[str, ...]], ranks: Ranks) -> dict[tuple[str, ...], dist.ProcessGroup | None]:
+    """A process group for each set of holders; every process makes all of them, in one order."""
+    groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
+    for devices in dict.fromkeys(sets):
+        if 1 < len(devices) < ranks.world_size:
+            groups[devices] = dist.new_group([ranks.devices.index(d) for d in devices])
+        else:
+            groups[devices] = None
+    return groups
