@@ -2,12 +2,13 @@
 
     python benchmarks/planner_oracle.py --seed 0 --count 300 --json
 
-An instance has 2 to 5 devices of 2 or 3 kinds on 1 or 2 hosts, 2 to 8 layers, memory limits and links. Enumerated
-is every plan of the shape: which devices form which pipelines, stage order, stages shared by up to three devices with
-every split of the micro-batch, every cut, every micro-batch size up to 8, samples per pipeline, devices left out. A stage
-recomputes exactly where it does not fit otherwise (it costs time and brings nothing else). All plans that could beat the
-planner's are priced by the cost model; a plan is skipped only when its compute alone, or its compute and
-the cheapest possible reduction of the first layer of a stage, already takes longer.
+An instance has 2 to 5 devices of 2 or 3 kinds on 1 or 2 hosts, 2 to 8 layers, memory limits and links.
+Enumerated is every plan of the shape: which devices form which pipelines, stage order, stages shared by up
+to three devices with every split of the micro-batch, every cut, every micro-batch size up to 8, samples per
+pipeline, devices left out. A stage recomputes exactly where it does not fit otherwise (it costs time and
+brings nothing else). All plans that could beat the planner's are priced by the cost model; a plan is
+skipped only when its compute alone, or its compute and the cheapest possible reduction of the first layer
+of a stage, already takes longer.
 """
 
 import argparse

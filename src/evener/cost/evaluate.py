@@ -197,7 +197,7 @@ def _sends(
         for x in stages
     ]
     return [
-        shares_send_s(model.network, cut[k], cut[k + 1], model.bytes.output[spans[k][1] - 1])
+        shares_send_s(model.network, cut[k], cut[k + 1], float(model.bytes.output[spans[k][1] - 1]))
         for k in range(len(stages) - 1)
     ] + [0.0]
 

@@ -35,9 +35,9 @@ class StageTimes:
 def one_f_one_b(stages: Sequence[StageTimes], micro_batches: int) -> list[float]:
     """Seconds at which each stage ends its last backward; their maximum is the makespan.
 
-    Each action starts when its data is there and its stage is free. Without transfers and with equal stages
-    this is Σ t + (m - 1)·max t. Example (K15): stages of 6 and 6 (device times 1 and 3, cut 6 + 2), 8
-    micro-batches: 54.
+    Each action starts when its data is there and its stage is free. Without transfers this is at most
+    Σ t + (m - 1)·max t, and just that when the longest stage comes last. Example (K15): stages of 6 and 6
+    (devices of 1 and 3 a layer, cut 6 + 2), 8 micro-batches: 54.
     """
     most = max(8 * len(stages) + 8, EXACT_ACTIONS // (2 * len(stages)))
     if micro_batches <= most:

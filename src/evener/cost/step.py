@@ -8,6 +8,7 @@ import numpy as np
 
 from evener.core.figures import Figure
 from evener.core.profile import Profile, StepTiming
+from evener.cost.memory import model_bytes, stage_memory
 from evener.errors import OutOfRangeError, UnknownNameError
 
 MODEL_ERROR = 0.02
@@ -139,9 +140,8 @@ def _steps_from_layers(profile: Profile, kind: str) -> list[StepTiming]:
 
 
 def _held_bytes(profile: Profile, size: int) -> float:
-    """Parameters, gradients, optimiser state, buffers and saved activations of one micro-batch."""
-    fixed = sum(2 * x.param_bytes + x.buffer_bytes for x in profile.layers) + profile.state_bytes
-    return fixed + size * sum(x.saved_bytes_per_sample for x in profile.layers)
+    """Peak of one device that holds the whole chain, one micro-batch at a time."""
+    return stage_memory(model_bytes(profile), 0, len(profile.layers), samples=size, in_flight=1).total
 
 
 def _total(figures: Iterable[Figure | None]) -> Figure | None:

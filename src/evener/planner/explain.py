@@ -12,6 +12,7 @@ from evener.planner.subsets import Pool, Split
 
 
 def left_out(pool: Pool, job: Job, groups: tuple[Group, ...], split: Split) -> tuple[LeftOut, ...]:
+    """Each device without samples, and the sentence why."""
     reasons: dict[str, str] = {n: g.refusal for g in groups for n in g.names if not g.cap}
     base = pool.counts_of(split.samples)
     for g, group in enumerate(pool.groups):
@@ -36,6 +37,7 @@ def _slower(with_it: Split | None, split: Split) -> str:
 
 
 def limiter(prediction: Prediction) -> str:
+    """The sentence what the step of the device that waits for nobody is made of."""
     name = min(prediction.seconds, key=lambda n: prediction.seconds[n]["wait"])
     causes = prediction.seconds[name]
     cause = max(causes, key=lambda c: causes[c])
@@ -66,6 +68,7 @@ def assumptions(pool: Pool, groups: tuple[Group, ...], split: Split, job: Job) -
 
 
 def alternatives(pool: Pool, prediction: Prediction, job: Job) -> tuple[Alternative, ...]:
+    """The best single device, the even split and the split by solo speed, with their predicted seconds."""
     names = [n for g in pool.groups for n in g.names]
     names = [d.name for d in pool.fleet.devices if d.name in names]
     solo = prediction.solo_samples_per_s

@@ -35,6 +35,10 @@ class Option:
     beside_s: float = 0.0
     most_micro_batches: int | None = None
 
+    def allows(self, samples: int) -> bool:
+        """Whether so many samples keep to the number of micro-batches that the memory was counted for."""
+        return self.most_micro_batches is None or samples <= self.most_micro_batches * self.micro_batch
+
 
 def sequences(counts: Counts, most_members: int = 3) -> Iterator[tuple[Block, ...]]:
     """All ordered ways to put exactly these devices into stages of up to `most_members` devices."""

@@ -34,6 +34,8 @@ class Judge:
     def __call__(self, parts: Parts) -> float:
         """Seconds a step; of combinations whose compute alone is no faster than the best, only that."""
         parts = tuple((o, n) for o, n in parts if n)
+        if not all(o.allows(n) for o, n in parts):
+            return float("inf")
         if parts not in self._seen:
             names = Names(self.tables)
             costs = [self._cost(option, n, names) for option, n in parts]
@@ -112,11 +114,11 @@ def _joint_choices(
     """
     beside = len(division) > 1
     each = max(1, int(most ** (1 / len(division)) + 1e-9))
-    ranked = []
+    choices = []
     for c, n in zip(division, samples, strict=True):
         seconds = seconds_of(options[c], np.array([max(n, 1)]), beside=beside)[:, 0]
-        ranked.append([options[c][i] for i in np.argsort(seconds, kind="stable")[:each]])
-    for chosen in itertools.product(*ranked):
+        choices.append([options[c][i] for i in np.argsort(seconds, kind="stable")[:each]])
+    for chosen in itertools.product(*choices):
         held = [curve_of([o], total, beside=beside)[0] for o in chosen]
         balanced = balance(total, held, [1] * len(division))
         if balanced is not None and balanced[0] < float("inf"):
