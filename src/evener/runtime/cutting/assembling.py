@@ -22,7 +22,7 @@ Tracer = Callable[[nn.Module, dict[str, nn.Module], Call, tuple[Tensor, ...]], P
 
 @dataclass(frozen=True, kw_only=True)
 class CutPoint:
-    """The place between two layers: `num_bytes` cross it in the example; `reason` says why it is not legal."""
+    """The place between two layers: `num_bytes` cross it in the example; `reason` says why none may."""
 
     after: str
     before: str

@@ -104,8 +104,7 @@ def _first_that_works(model: nn.Module, attempt: Callable[[Any], Any]) -> Any:
     raise ModelError(
         f"the forward of {type(model).__name__} cannot be cut: {refusals[0]}",
         numbers=f"tried after that: {refusals[1]}",
-        remedy="name a shallower layer that hides the part in question, or put that part into a module of
-        its own",
+        remedy="name a shallower layer that hides the part in question, or put it into a module of its own",
     )
 
 

@@ -202,7 +202,7 @@ def _with_all_calls(found: list[Window], calls: list[int], stage: int) -> list[W
 
 
 def choose(places: Places, window: Window, after: int = 0) -> tuple[int | None, str]:
-    """The cut in `window`, behind step `after`, over which the fewest bytes go; None, and why, if none can be."""
+    """The cut in `window`, behind step `after`, with the fewest bytes; None and why if there is none."""
     if window.reason:
         return None, window.reason
     best: tuple[int, int] | None = None

@@ -178,7 +178,7 @@ class _Builder:
         if writers:
             # What came over the wire is a leaf of this stage's graph, and leaves cannot be written to.
             self.notes.append(
-                f"{name_of(writers[0])} writes in place to {name_of(node)}, which comes from an earlier stage: "
+                f"{name_of(writers[0])} writes in place to {name_of(node)} of an earlier stage: "
                 "it works on a copy"
             )
             return self.graph.call_function(torch.clone, (given,))
