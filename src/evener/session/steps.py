@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import torch
+from torch import nn
 
 from evener.core.order import global_batch_at, with_micro_batch
 from evener.core.plan import Plan
@@ -41,7 +42,9 @@ class Steps:
         )
         self.ranks, self.site = ranks, site
         self.layout = layout
-        self.optimizer = recipe.optimizer([p for p in layout.parameters.values() if p.requires_grad])
+        trained = [p for p in layout.parameters.values() if p.requires_grad]
+        # A stage without parameters (an activation, say) still follows the learning rate like the others.
+        self.optimizer = recipe.optimizer(trained or [nn.Parameter(torch.zeros(0))])
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
         settings = Settings(
             max_norm=recipe.max_norm,
