@@ -13,6 +13,7 @@ import torch.distributed as dist
 from evener.errors import PeerLostError, ReductionMismatchError
 from evener.runtime.channels import channel, gloo
 from evener.runtime.channels.channel import JobChannel, open_channel
+from evener.runtime.channels.local import Hub
 from evener.runtime.ranks import Ranks
 from tests.local.pool import Pool
 
@@ -195,3 +196,39 @@ def disagree(rank: int, world_size: int, transport: str) -> str | None:
 def test_two_schedules_are_found_out(pool: Pool, transport: str) -> None:
     said = pool.run(disagree, 2, transport)[1]
     assert said == "lab1/b waits for 1SEND_F2 of step 3 from lab1/a, which sent 1SEND_F3 of step 3"
+
+
+def pass_on(rank: int, world_size: int, transport: str) -> list[str]:
+    """lab1/a and lab1/b in one process, lab2/c in the other: a number goes round and grows by one a hop."""
+    channel.IS_AVAILABLE = transport == "shared"
+    store = dist.distributed_c10d._get_default_store()
+    hub = Hub()
+    here = DEVICES[:2] if rank == 0 else DEVICES[2:]
+    ends = {
+        name: open_channel(Ranks(DEVICES, name), store, dist.group.WORLD, hub=hub, rank=rank, timeout_s=10)
+        for name in here
+    }
+    pending = [ends[DEVICES[0]].send((torch.tensor(0),), DEVICES[1], "0")] if rank == 0 else []
+    for hop in range(1, 13):
+        name, source, to = (DEVICES[(hop + step) % 3] for step in (0, -1, 1))
+        if name in ends:
+            (got,) = ends[name].receive(source, str(hop - 1), device=CPU).wait()
+            assert int(got) == hop - 1
+            pending.append(ends[name].send((got + 1,), to, str(hop)))
+    if rank == 0:
+        ends[DEVICES[1]].receive(DEVICES[0], "12", device=CPU).wait()
+    for p in pending:
+        p.wait()
+    reasons = [reason for end in ends.values() for reason in end.reasons.values()]
+    dist.barrier()
+    for end in ends.values():
+        end.close()
+    return reasons
+
+
+@both
+def test_two_devices_in_one_process_and_one_in_another(pool: Pool, transport: str) -> None:
+    first, second = pool.run(pass_on, 2, transport)
+    assert sum("in one process" in reason for reason in first) == 2
+    word = "Gloo" if transport == "gloo" else "shared memory"
+    assert sum(word in reason for reason in first) == sum(word in reason for reason in second) == 2
