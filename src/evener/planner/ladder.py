@@ -62,14 +62,20 @@ def _mixes_by_stages(counts: Mix, limit: int) -> np.ndarray:
 
 
 class Ladder:
-    """f and the choices behind it for one micro-batch size; `templates` reads them out."""
+    """f and the choices behind it for one micro-batch size; `templates` reads them out.
 
-    def __init__(self, tables: Tables, counts: Mix, micro_batch: int, most_stages: int) -> None:
+    `cuts` are the places where a pipeline may be cut, from 0 to the number of layers; all by default.
+    """
+
+    def __init__(
+        self, tables: Tables, counts: Mix, micro_batch: int, most_stages: int, cuts: np.ndarray | None = None
+    ) -> None:
         self.tables, self.counts, self.micro_batch = tables, counts, micro_batch
-        self.most_stages = most_stages
-        layers = tables.num_layers
+        self.cuts = np.arange(tables.num_layers + 1) if cuts is None else cuts
+        layers = len(self.cuts) - 1
+        self.most_stages = min(most_stages, layers)
         classes = range(len(counts))
-        sends = [[tables.send_s((a,), (b,), micro_batch) for b in classes] for a in classes]
+        sends = [[tables.send_s((a,), (b,), micro_batch)[self.cuts] for b in classes] for a in classes]
         self._sends = sends
         self.coarse = count_mixes(counts, most_stages) > _EXACT_MIXES
         self._level: list[dict[Mix, int]] = [{(0,) * len(counts): 0}]
@@ -78,7 +84,7 @@ class Ladder:
         self._best = [start]
         self._fill = [np.where(np.isinf(start), 0.0, start)]
         self._from: list[np.ndarray] = [np.zeros((1, len(counts), layers + 1, 2), dtype=np.int16)]
-        for stages in range(1, most_stages + 1):
+        for stages in range(1, self.most_stages + 1):
             self._climb(stages)
 
     def _climb(self, stages: int) -> None:
@@ -90,7 +96,7 @@ class Ladder:
             for k in range(number):
                 if mix[k] < self.counts[k]:
                     here.setdefault((*mix[:k], mix[k] + 1, *mix[k + 1 :]), len(here))
-        size = self.tables.num_layers + 1
+        size = len(self.cuts)
         best = np.full((len(here), number, size), np.inf)
         fill = np.zeros((len(here), number, size))
         came = np.zeros((len(here), number, size, 2), dtype=np.int16)
@@ -103,7 +109,7 @@ class Ladder:
             if not pairs:
                 continue
             rows, origin = (np.array(x) for x in zip(*pairs, strict=True))
-            work = self.tables.stage((k,), self.micro_batch, stages).work_s
+            work = self.tables.stage((k,), self.micro_batch, stages).work_s[np.ix_(self.cuts, self.cuts)]
             step = len(rows) if self.coarse else 64
             for part in range(0, len(rows), step):
                 now, old = rows[part : part + step], origin[part : part + step]
@@ -139,7 +145,7 @@ class Ladder:
     def _followers(self, k: int, stages: int) -> Iterator[tuple[list[int], np.ndarray]]:
         """Classes that may follow k, those with the same link seconds together."""
         if stages == 1:
-            yield [0], np.zeros(self.tables.num_layers + 1)
+            yield [0], np.zeros(len(self.cuts))
             return
         groups: dict[bytes, list[int]] = {}
         for other in range(len(self.counts)):
@@ -174,7 +180,7 @@ class Ladder:
         return Template(
             mix=mix,
             classes=tuple(classes),
-            cuts=tuple(cuts),
+            cuts=tuple(int(self.cuts[c]) for c in cuts),
             micro_batch=self.micro_batch,
             fill_s=total,
             period_s=value,

@@ -18,6 +18,7 @@ from evener.planner.packing import Shelf, fewest_seconds, least_seconds, shelf
 _MOST_MIXES = 3000
 _MOST_SIZES = 5
 _MOST_ALONE = 12
+_ALIGNED_FROM = 16
 
 
 def classes_of(groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -43,10 +44,13 @@ def search_many(tables: Tables, job: Job) -> tuple[list[Plan], float]:
     bound = least_seconds(bare, _least_fill(tables, templates), counts, job.global_batch)
     careful = shelf(templates, _reduction_guess(tables, templates))
     plans: dict[tuple, Plan] = {}
-    drafts = [(some, fewest_seconds(some, counts, job.global_batch)) for some in variants(bare, counts)]
-    drafts += [(some, fewest_seconds(some, counts, job.global_batch)) for some in variants(careful, counts)]
-    alone = bare.fill + np.maximum(job.global_batch / bare.size - 1, 0.0) * bare.period
-    drafts += [(bare, (float(alone[i]), {int(i): 1})) for i in np.argsort(alone)[:_MOST_ALONE]]
+    shelves = [*variants(bare, counts), *variants(careful, counts)]
+    if sum(counts) > _ALIGNED_FROM:
+        shelves += _aligned(tables, counts, limit, job)
+    drafts = [(some, fewest_seconds(some, counts, job.global_batch)) for some in shelves]
+    if sum(counts) <= _ALIGNED_FROM:
+        alone = bare.fill + np.maximum(job.global_batch / bare.size - 1, 0.0) * bare.period
+        drafts += [(bare, (float(alone[i]), {int(i): 1})) for i in np.argsort(alone)[:_MOST_ALONE]]
     for some, packed in drafts:
         key = tuple(
             sorted((some.templates[i].mix, some.templates[i].micro_batch, k) for i, k in packed[1].items())
@@ -56,6 +60,23 @@ def search_many(tables: Tables, job: Job) -> tuple[list[Plan], float]:
             if drafted is not None:
                 plans[key] = drafted
     return list(plans.values()), bound
+
+
+def _aligned(tables: Tables, counts: Mix, limit: int, job: Job) -> list[Shelf]:
+    """Templates that are cut at a few common places: their gradients are summed over fewer, whole groups."""
+    found = []
+    for parts in (8, 16, 24):
+        cuts = np.unique(
+            np.linspace(0, tables.num_layers, min(parts, tables.num_layers) + 1).round().astype(int)
+        )
+        templates: list[Template] = []
+        for size in sizes_for_many(tables, job):
+            templates += Ladder(tables, counts, size, limit, cuts).templates()
+        if templates:
+            held = shelf(templates, _reduction_guess(tables, templates))
+            stages = held.mix.sum(axis=1)
+            found += [held] + [held.only(stages > n) for n in (4, 8) if (stages > n).any()]
+    return found
 
 
 def _least_fill(tables: Tables, templates: Sequence[Template]) -> np.ndarray:
