@@ -17,6 +17,9 @@ from evener.core.fleet import Fleet
 from evener.core.seams import Pending, Wire
 from evener.rehearsal.driver import PacedDriver
 
+SMALL_BYTES = 4096
+"""Up to so many bytes a sum is all latency and goes beside those under way, as over Gloo."""
+
 
 class PacedWire:
     """A `Wire` over `inner` that takes the seconds of `hops`, one curve a member of the group.
@@ -37,8 +40,9 @@ class PacedWire:
         launch_s = self._driver.launch()
         with self._driver.aside():
             work = self._inner.all_reduce(buffer, key)
-        link_s = all_reduce_seconds(buffer.numel() * buffer.element_size(), self._hops)
-        reduction = _PacedReduction(self, work, launch_s, link_s)
+        num_bytes = buffer.numel() * buffer.element_size()
+        reduction = _PacedReduction(self, work, launch_s, all_reduce_seconds(num_bytes, self._hops))
+        reduction.goes_beside = num_bytes <= SMALL_BYTES
         self._under_way.append(reduction)
         return reduction
 
@@ -50,7 +54,10 @@ class PacedWire:
         launches[:, self._member] = torch.tensor([r.launch_s for r in settling], dtype=torch.float64)
         self._inner.all_reduce(launches, "clocks").wait()
         for reduction, last_s in zip(settling, launches.max(1).values.tolist(), strict=True):
-            self._free_s = reduction.end_s = max(self._free_s, last_s) + reduction.link_s
+            if reduction.goes_beside:
+                reduction.end_s = last_s + reduction.link_s
+            else:
+                self._free_s = reduction.end_s = max(self._free_s, last_s) + reduction.link_s
 
     def advance(self, end_s: float) -> None:
         """The device waits until `end_s`."""
@@ -61,6 +68,7 @@ class _PacedReduction:
     def __init__(self, wire: PacedWire, work: Pending, launch_s: float, link_s: float) -> None:
         self.launch_s, self.link_s = launch_s, link_s
         self.end_s: float | None = None
+        self.goes_beside = False
         self._wire = wire
         self._work: Pending | None = work
 

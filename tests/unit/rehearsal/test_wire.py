@@ -8,8 +8,9 @@ from evener.core.fleet import Device, Fleet, Link
 from evener.rehearsal.wire import PacedWire, open_wire
 from tests.unit.rehearsal.fakes import PRODUCT_S, open_fake, products
 
-HOPS = [line(1e-3, 1e6)] * 2  # 2 · (1 ms + bytes / 2 / 1 MB/s)
-BUFFER_S = 2 * (1e-3 + 400 / 2 / 1e6)  # of 100 float32
+HOPS = [line(1e-3, 1e8)] * 2  # 2 · (1 ms + bytes / 2 / 100 MB/s)
+SIZE = 10_000
+BUFFER_S = 2 * (1e-3 + 40_000 / 2 / 1e8)  # of SIZE float32
 
 
 class FakePeer:
@@ -42,11 +43,11 @@ class FakePeer:
 def test_the_last_launch_and_the_link_decide() -> None:
     driver, clock = open_fake()
     peer = FakePeer([driver.now() + 0.07])
-    start, buffer = driver.now(), torch.ones(100)
+    start, buffer = driver.now(), torch.ones(SIZE)
     PacedWire(peer, driver, 0, HOPS).all_reduce(buffer, "3/bucket0").wait()
     assert driver.now() - start == pytest.approx(0.07 + BUFFER_S, abs=1e-9)
     assert clock.now_s >= driver.now()
-    assert buffer.tolist() == [2.0] * 100
+    assert buffer.tolist() == [2.0] * SIZE
     assert peer.keys == ["3/bucket0", "clocks"]
 
 
@@ -54,7 +55,7 @@ def test_one_reduction_follows_the_other_on_the_link() -> None:
     driver, _ = open_fake()
     start = driver.now()
     wire = PacedWire(FakePeer([start, start + 1e-3, start + 1.0]), driver, 0, HOPS)
-    reductions = [wire.all_reduce(torch.ones(100), str(i)) for i in range(3)]
+    reductions = [wire.all_reduce(torch.ones(SIZE), str(i)) for i in range(3)]
     ends = []
     for reduction in reductions:
         reduction.wait()
@@ -62,11 +63,23 @@ def test_one_reduction_follows_the_other_on_the_link() -> None:
     assert ends == pytest.approx([BUFFER_S, 2 * BUFFER_S, 1.0 + BUFFER_S], abs=1e-9)
 
 
+def test_a_few_numbers_go_beside_a_bucket() -> None:
+    """16 bytes take 2 · 1 ms and are there before the bucket; the next bucket does not wait for them."""
+    driver, _ = open_fake()
+    start = driver.now()
+    wire = PacedWire(FakePeer([start] * 3), driver, 0, HOPS)
+    _, tally, second = (wire.all_reduce(torch.ones(size), "") for size in (SIZE, 4, SIZE))
+    tally.wait()
+    assert driver.now() - start == pytest.approx(2e-3, abs=1e-6)
+    second.wait()
+    assert driver.now() - start == pytest.approx(2 * BUFFER_S, abs=1e-9)
+
+
 def test_waiting_for_the_last_first_changes_no_end() -> None:
     driver, _ = open_fake()
     start = driver.now()
     wire = PacedWire(FakePeer([start, start]), driver, 0, HOPS)
-    first, last = (wire.all_reduce(torch.ones(100), str(i)) for i in range(2))
+    first, last = (wire.all_reduce(torch.ones(SIZE), str(i)) for i in range(2))
     last.wait()
     assert driver.now() - start == pytest.approx(2 * BUFFER_S, abs=1e-9)
     first.wait()
@@ -80,9 +93,9 @@ def test_a_bucket_launched_in_mid_backward_overlaps_with_the_rest_of_it() -> Non
 
     def backward() -> None:
         products(1, clock)()
-        reductions.append(wire.all_reduce(torch.ones(100), "0"))
+        reductions.append(wire.all_reduce(torch.ones(SIZE), "0"))
         products(4, clock)()
-        reductions.append(wire.all_reduce(torch.ones(100), "1"))
+        reductions.append(wire.all_reduce(torch.ones(SIZE), "1"))
 
     for micro_batch in range(2):
         start = driver.now()
@@ -118,5 +131,5 @@ def test_opened_from_a_fleet() -> None:
     peer = FakePeer([])
     peer.all_reduce = lambda buffer, key: FakePeer._Pending(peer, buffer, torch.zeros_like(buffer))  # type: ignore
     start = driver.now()
-    open_wire(peer, driver, fleet, names).all_reduce(torch.ones(100), "0").wait()
+    open_wire(peer, driver, fleet, names).all_reduce(torch.ones(SIZE), "0").wait()
     assert driver.now() - start == pytest.approx(BUFFER_S, abs=1e-9)
