@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evener.core.buckets import BUCKET_BYTES
 from evener.core.profile import Profile
+from evener.cost.trainer import EVENER, Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,7 @@ class StageMemory:
     buffers: float
     activations: float
     boundary: float
+    transient: float
     reduction: float
 
     @property
@@ -29,13 +30,17 @@ class StageMemory:
             + self.buffers
             + self.activations
             + self.boundary
+            + self.transient
             + self.reduction
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelBytes:
-    """Running sums over the chain: entry i is the sum of layers before i."""
+    """Running sums over the chain: entry i is the sum of layers before i.
+
+    `transient` (i × j) is what comes and goes for each sample while one of layers i..j-1 runs backward.
+    """
 
     parameters: np.ndarray
     gradients: np.ndarray
@@ -43,6 +48,8 @@ class ModelBytes:
     buffers: np.ndarray
     saved: np.ndarray
     output: np.ndarray
+    transient: np.ndarray
+    bucket_bytes: float
 
     @property
     def num_layers(self) -> int:
@@ -51,7 +58,7 @@ class ModelBytes:
     def fixed(self, i, j):
         """Bytes of layers i..j-1 whatever the micro-batch; arrays broadcast."""
         held = self.parameters + self.gradients + self.optimizer + self.buffers
-        return held[j] - held[i] + np.minimum(2.0 * BUCKET_BYTES, self.gradients[j] - self.gradients[i])
+        return held[j] - held[i] + np.minimum(2.0 * self.bucket_bytes, self.gradients[j] - self.gradients[i])
 
     def per_sample(self, i, j, in_flight: int, *, recompute: bool = False):
         """Bytes of layers i..j-1 for each sample of a micro-batch, with `in_flight` of them held.
@@ -64,25 +71,50 @@ class ModelBytes:
         entering = np.where(i > 0, self.output[i - 1], 0.0)
         leaving = self.output[j - 1]
         acts = in_flight * entering + saved if recompute else in_flight * saved
-        return acts + 2 * (entering + leaving)
+        return acts + 2 * (entering + leaving) + self.transient[i, j]
 
 
-def model_bytes(profile: Profile) -> ModelBytes:
-    """Running sums of a profile's layers. Gradients and optimiser state go by each layer's share of
-    parameters.
+def model_bytes(
+    profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer = EVENER
+) -> ModelBytes:
+    """Running sums of a profile's layers on each device of a group of `tensor_parallel`.
+
+    Gradients and optimiser state go by each layer's share of parameters. A group's devices hold what
+    `group_bytes` say, else even parts; all of them hold what crosses the ends of a stage.
     """
     layers = profile.layers
-    parameters = np.array([float(x.param_bytes) for x in layers])
-    whole = max(parameters.sum(), 1.0)
+    whole = max(float(sum(x.param_bytes for x in layers)), 1.0)
+    parameters, saved = _held(profile, tensor_parallel)
     gradient = profile.gradient_bytes / whole if profile.gradient_bytes else 1.0
     return ModelBytes(
         parameters=_sums(parameters),
         gradients=_sums(parameters * gradient),
         optimizer=_sums(parameters * profile.state_bytes / whole),
         buffers=_sums(np.array([float(x.buffer_bytes) for x in layers])),
-        saved=_sums(np.array([float(x.saved_bytes_per_sample) for x in layers])),
+        saved=_sums(saved),
         output=np.array([float(x.output_bytes_per_sample) for x in layers]),
+        transient=trainer.transient_layers * _largest(saved),
+        bucket_bytes=trainer.bucket_bytes,
     )
+
+
+def _held(profile: Profile, degree: int) -> tuple[np.ndarray, np.ndarray]:
+    """(parameters, saved) bytes by layer of one device in a group of `degree`."""
+    rows = {r.layer: r for r in profile.group_bytes if r.tensor_parallel == degree}
+    if degree > 1 and all(x.name in rows for x in profile.layers):
+        held = [rows[x.name] for x in profile.layers]
+        parameters = np.array([float(r.param_bytes) for r in held])
+        return parameters, np.array([float(r.saved_bytes_per_sample) for r in held])
+    parameters = np.array([float(x.param_bytes) for x in profile.layers])
+    return parameters / degree, np.array([float(x.saved_bytes_per_sample) for x in profile.layers]) / degree
+
+
+def _largest(values: np.ndarray) -> np.ndarray:
+    """Entry (i, j) is the maximum of values[i:j]; 0 where that is empty."""
+    table = np.zeros((len(values) + 1, len(values) + 1))
+    for i in range(len(values)):
+        table[i, i + 1 :] = np.maximum.accumulate(values[i:])
+    return table
 
 
 def _sums(values: np.ndarray) -> np.ndarray:
@@ -102,15 +134,17 @@ def stage_memory(
         return float(sums[j] - sums[i])
 
     boundary = 2 * samples * float((model.output[i - 1] if i else 0.0) + model.output[j - 1])
+    transient = samples * float(model.transient[i, j])
     whole = samples * float(model.per_sample(np.int64(i), j, in_flight, recompute=recompute))
     return StageMemory(
         parameters=of(model.parameters),
         gradients=of(model.gradients),
         optimizer=of(model.optimizer),
         buffers=of(model.buffers),
-        activations=whole - boundary,
+        activations=whole - boundary - transient,
         boundary=boundary,
-        reduction=min(2.0 * BUCKET_BYTES, of(model.gradients)),
+        transient=transient,
+        reduction=min(2.0 * model.bucket_bytes, of(model.gradients)),
     )
 
 

@@ -39,6 +39,12 @@ def one_f_one_b(stages: Sequence[StageTimes], micro_batches: int) -> list[float]
     Σ t + (m - 1)·max t, and just that when the longest stage comes last. Example (K15): stages of 6 and 6
     (devices of 1 and 3 a layer, cut 6 + 2), 8 micro-batches: 54.
     """
+    if len(stages) == 1:
+        only = stages[0]
+        last = (only.forward_s if only.last_forward_s is None else only.last_forward_s) + (
+            only.backward_s if only.last_backward_s is None else only.last_backward_s
+        )
+        return [only.start_s + (micro_batches - 1) * only.work_s + last]
     most = max(8 * len(stages) + 8, EXACT_ACTIONS // (2 * len(stages)))
     if micro_batches <= most:
         return _play(stages, micro_batches)

@@ -11,14 +11,13 @@ from evener.planner.options import Option
 
 def baselines(tables: Tables, job: Job) -> list[tuple[str, Plan | None]]:
     """(name, plan) of each; None where it does not fit. The best micro-batch of a few is taken for each."""
-    sizes = [job.micro_batch] if job.micro_batch else [2**k for k in range(job.global_batch.bit_length())]
+    measured = {int(b) for g in tables.groups for b in tables.model.layers(g.kind).sizes}
+    sizes = [job.micro_batch] if job.micro_batch else sorted({1, *measured})
     devices = [(g, n) for g, group in enumerate(tables.groups) for n in group.names]
-    single = [((g,), [g]) for g in range(len(tables.groups))]
+    kinds = {(group.kind, group.usable_bytes): g for g, group in enumerate(tables.groups)}
+    singles = [_one(tables, job, g, b) for g in kinds.values() for b in sizes]
     found: list[tuple[str, Plan | None]] = [
-        (
-            "best single device",
-            _best(tables, job, [_one(tables, job, g, b) for g in range(len(single)) for b in sizes]),
-        ),
+        ("best single device", _best(tables, job, singles)),
         ("even data parallel", _best(tables, job, [_even_data(tables, job, b) for b in sizes])),
     ]
     if 1 < len(devices) <= tables.num_layers:

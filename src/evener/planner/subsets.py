@@ -20,6 +20,7 @@ from evener.planner.groups import Group
 from evener.planner.loads import Load, LoadCurve
 
 _FEW_SETS = 4096
+_MOST_TRIED = 150
 Counts = tuple[int, ...]
 
 
@@ -114,6 +115,10 @@ class Pool:
         found = balance(self.global_batch, curves, [counts[g] for g in used])
         return float("inf") if found is None else found[0]
 
+    def seconds_alone(self, group: int) -> float:
+        """Seconds in which one device of the group would take the whole batch; infinite where it cannot."""
+        return self._unhindered[group][self.global_batch]
+
     def room(self, seconds: float) -> list[int]:
         """Samples that a device of each group can take within `seconds` if the reduction cost nothing."""
         return [bisect_right(curve, seconds) - 1 for curve in self._unhindered]
@@ -153,28 +158,31 @@ def _of_all(pool: Pool, allowed: Callable[[Counts], bool], sets: Iterator[Counts
 
 
 def _improved(pool: Pool, allowed: Callable[[Counts], bool], sizes: Sequence[int]) -> Split | None:
-    """From all devices, each group alone and each host alone, drop or add while that helps."""
-    starts = [tuple(sizes)]
-    starts += [tuple(k if i == g else 0 for i, k in enumerate(sizes)) for g in range(len(sizes))]
-    hosts = dict.fromkeys(g.names[0].partition("/")[0] for g in pool.groups)
-    for host in hosts:
-        inside = [g.names[0].partition("/")[0] == host for g in pool.groups]
-        starts.append(tuple(k if x else 0 for k, x in zip(sizes, inside, strict=True)))
-    starts += [tuple(1 if i == g else 0 for i in range(len(sizes))) for g in range(len(sizes))]
+    """From all devices, from the fastest groups and from one device, drop or add devices while that helps."""
+    speed = sorted(range(len(sizes)), key=lambda g: pool.seconds_alone(g))
+    starts = [tuple(sizes), tuple(int(g == speed[0]) for g in range(len(sizes)))]
+    for most in sorted({1, 2, *(len(sizes) * k // 8 for k in range(1, 8))} - {0}):
+        starts.append(tuple(k if g in speed[:most] else 0 for g, k in enumerate(sizes)))
+    tried: set[Counts] = set()
     best, counts = None, tuple(sizes)
-    for start in starts:
-        found = pool.split(start) if allowed(start) else None
-        if found is not None and (best is None or found.step_s < best.step_s):
+
+    def attempt(other: Counts) -> None:
+        nonlocal best, counts
+        if other in tried or not any(other) or not allowed(other) or len(tried) >= _MOST_TRIED:
+            return
+        tried.add(other)
+        found = pool.split(other)
+        if found is not None and (best is None or found.step_s < best.step_s * (1 - 1e-9)):
             best, counts = found, pool.counts_of(found.samples)
-    moved = best is not None
-    while moved and best is not None:
-        moved = False
-        for g, size in enumerate(sizes):
-            for k in sorted({0, counts[g] // 2, counts[g] - 1, counts[g] + 1, size} - {counts[g]}):
-                other = (*counts[:g], k, *counts[g + 1 :])
-                if not 0 <= k <= size or not any(other) or not allowed(other):
-                    continue
-                found = pool.split(other)
-                if found is not None and found.step_s < best.step_s * (1 - 1e-9):
-                    best, counts, moved = found, pool.counts_of(found.samples), True
+
+    for start in starts:
+        attempt(start)
+    before = None
+    while before != counts:
+        before = counts
+        for g in reversed(speed):  # the slowest first: leaving them out helps most often
+            for k in sorted(
+                {0, counts[g] // 2, max(counts[g] - 1, 0), min(counts[g] + 1, sizes[g]), sizes[g]}
+            ):
+                attempt((*counts[:g], k, *counts[g + 1 :]))
     return best
