@@ -183,7 +183,7 @@ def disagree(rank: int, world_size: int, transport: str) -> str | None:
     opened = open_here(rank, world_size, transport)
     said = None
     if rank == 0:
-        opened.send((torch.ones(2),), DEVICES[1], "1SEND_F3 of step 3").wait()
+        opened.send((torch.ones(2),), DEVICES[1], "1SEND_F2 of step 4").wait()
     else:
         awaited = opened.receive(DEVICES[0], "1SEND_F2 of step 3", device=CPU)
         said, _ = failing(awaited.wait, ReductionMismatchError)
@@ -193,9 +193,9 @@ def disagree(rank: int, world_size: int, transport: str) -> str | None:
 
 
 @both
-def test_two_schedules_are_found_out(pool: Pool, transport: str) -> None:
+def test_two_devices_in_different_steps_are_found_out(pool: Pool, transport: str) -> None:
     said = pool.run(disagree, 2, transport)[1]
-    assert said == "lab1/b waits for 1SEND_F2 of step 3 from lab1/a, which sent 1SEND_F3 of step 3"
+    assert said == "lab1/b waits for 1SEND_F2 of step 3 from lab1/a, which sent 1SEND_F2 of step 4"
 
 
 def pass_on(rank: int, world_size: int, transport: str) -> list[str]:

@@ -58,8 +58,8 @@ class Receiving(Protocol):
 class Channel(Protocol):
     """Moves tuples of tensors from device to device: what crosses a cut.
 
-    Messages of one pair and direction arrive in order. Both ends name each with the same key, which should
-    read well in "lab1/b did not send …": "1SEND_F2 of step 3".
+    Both ends name each message with the same key, "1SEND_F2 of step 3": within a step it may be asked for in
+    another order than it was sent in.
     """
 
     def send(self, tensors: tuple[Any, ...], to: str, key: str) -> Pending:
@@ -73,8 +73,7 @@ class Channel(Protocol):
     def receive(self, source: str, key: str, *, device: Any) -> Receiving:
         """Expect the next message of `source`, to be put on the torch device `device`; returns at once.
 
-        A tensor that needed a gradient where it was made arrives as a leaf that needs one. What `source` sent
-        is handed out in the order of these calls, which may come as early as one likes.
+        A tensor that needed a gradient where it was made arrives as a leaf that needs one.
         """
         ...
 

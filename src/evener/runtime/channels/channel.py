@@ -1,7 +1,6 @@
 """One device's end of all its pairs: a transport per peer, opened when first used."""
 
 import secrets
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -78,7 +77,7 @@ class JobChannel:
         return sender.send(tensors, key)
 
     def receive(self, source: str, key: str, *, device: torch.device) -> "Awaited":
-        """Expect a message; messages of a source are handed out in the order of these calls."""
+        """Expect a message; see `Channel.receive` in `core/seams.py`."""
         inbox = self._inboxes.get(source)
         if inbox is None:
             place, transport = self._open(source)
@@ -110,33 +109,45 @@ class JobChannel:
 
 
 class _Inbox:
-    """Messages from one device, and who awaits them."""
+    """Messages from one device, and who awaits them.
+
+    A device that holds several stages may send 1SEND_F2 before 1SEND_B1 while this one needs them the other
+    way round, so what comes early within a step is kept. A message of another step is an error at once.
+    """
 
     def __init__(self, here: str, source: str, receiver: Receiver, drain: Callable[[], None] | None) -> None:
         self._here, self._source, self._receiver, self._drain = here, source, receiver, drain
-        self._awaited: deque[Awaited] = deque()
+        self._awaited: dict[str, Awaited] = {}
+        self._early: dict[str, Message] = {}
         self._error: EvenerError | None = None
 
     def expect(self, key: str, device: torch.device) -> "Awaited":
-        awaited = Awaited(self, key, device)
-        self._awaited.append(awaited)
+        awaited = self._awaited[key] = Awaited(self, key, device)
         return awaited
 
-    def advance(self) -> None:
-        """Take the next message for the one who has awaited one longest."""
+    def advance(self, key: str) -> None:
+        """Take the next message; it is the one called `key`, or comes early."""
         if self._error:
             raise self._error
         if self._drain:
             self._drain()
-        awaited = self._awaited.popleft()
         try:
-            message = self._receiver.take(awaited.key, awaited.device)
-            if message.key != awaited.key:
-                raise mismatch(self._here, awaited.key, self._source, message.key)
+            message = self._early.pop(key, None) or self._receiver.take(key, self._awaited[key].device)
+            if _round_of(message.key) != _round_of(key) or message.key in self._early:
+                raise mismatch(self._here, key, self._source, message.key)
         except EvenerError as e:
-            self._error = e  # the order is lost: nothing that follows can be trusted
+            self._error = e  # something is missing: nothing that follows can be trusted
             raise
-        awaited.sent_s, awaited.tensors = message.sent_s, message.tensors
+        awaited = self._awaited.pop(message.key, None)
+        if awaited is None:
+            self._early[message.key] = message
+        else:
+            awaited.sent_s, awaited.tensors = message.sent_s, message.tensors
+
+
+def _round_of(key: str) -> str:
+    """What messages may overtake each other in. Example: "1SEND_F2 of step 3" gives "step 3"."""
+    return key.partition(" of ")[2]
 
 
 class Awaited:
@@ -151,7 +162,7 @@ class Awaited:
     def wait(self) -> tuple[torch.Tensor, ...]:
         """The tensors, in new memory on the device asked for; the second call gives the same."""
         while self.tensors is None:
-            self._inbox.advance()
+            self._inbox.advance(self.key)
         return self.tensors
 
 

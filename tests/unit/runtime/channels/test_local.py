@@ -39,14 +39,15 @@ def test_in_order_even_when_waited_for_backwards() -> None:
     assert all(w.sent_s is not None for w in awaited)
 
 
-def test_another_key_names_both_sides_and_nothing_after_it_is_believed() -> None:
+def test_another_step_names_both_sides_and_nothing_after_it_is_believed() -> None:
     a, b = pair()
-    a.send((), "h/b", "1SEND_F3 of step 2")
+    a.send((), "h/b", "1SEND_F2 of step 3")
     a.send((), "h/b", "k")
     wrong, after = (b.receive("h/a", key, device=CPU) for key in ("1SEND_F2 of step 2", "k"))
     for awaited in (wrong, after):
         with pytest.raises(
-            ReductionMismatchError, match="h/b waits for 1SEND_F2 of step 2 from h/a, which sent 1SEND_F3"
+            ReductionMismatchError,
+            match="h/b waits for 1SEND_F2 of step 2 from h/a, which sent 1SEND_F2 of step 3",
         ):
             awaited.wait()
 
@@ -85,3 +86,12 @@ def test_a_closed_channel_says_so() -> None:
     a.close()
     with pytest.raises(PeerLostError, match="h/a has closed its channel"):
         a.send((), "h/b", "k")
+
+
+def test_messages_of_one_step_may_be_asked_for_in_another_order() -> None:
+    """A device with two stages may send 1SEND_F2 before 1SEND_B1, which its neighbour needs first."""
+    a, b = pair()
+    a.send((torch.ones(1),), "h/b", "1SEND_F2 of step 0")
+    a.send((torch.zeros(1),), "h/b", "1SEND_B1 of step 0")
+    assert b.receive("h/a", "1SEND_B1 of step 0", device=CPU).wait()[0] == 0
+    assert b.receive("h/a", "1SEND_F2 of step 0", device=CPU).wait()[0] == 1
