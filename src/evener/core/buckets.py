@@ -9,7 +9,7 @@ from collections.abc import Sequence
 BUCKET_BYTES = 8 * 2**20
 
 
-def fill_buckets(sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
+def fill_buckets(sizes: Sequence[int], limit: float = BUCKET_BYTES) -> list[list[int]]:
     """Indices of `sizes` (bytes, chain order) by bucket, in the order in which backward fills them.
 
     A bucket closes when the next size would pass `limit` bytes; one larger than the limit travels alone.
@@ -18,7 +18,7 @@ def fill_buckets(sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[i
     if limit < 1:
         raise ValueError(f"limit must be 1 byte or more, got {limit}")
     buckets: list[list[int]] = []
-    room = -1
+    room = -1.0
     for i in reversed(range(len(sizes))):
         if sizes[i] > room:
             buckets.append([])

@@ -22,12 +22,13 @@ def all_reduce_seconds(num_bytes: float, hops: Sequence[Curve | None]) -> float:
     return 2 * (n - 1) * max(0.0 if curve is None else curve.seconds(num_bytes / n) for curve in hops)
 
 
-def ring(fleet: Fleet, devices: Sequence[str]) -> tuple[Curve | None, ...]:
+def ring(fleet: Fleet, devices: Sequence[str], *, lanes: int = 1) -> tuple[Curve | None, ...]:
     """The curves of the hops of a ring over `devices`, hosts kept together; None where no link is known.
 
     A link that was measured in reductions counts with that curve, any other with its curve for messages.
     Hops that cross the same bus in the same direction at once share its rate: k of them see the bytes of
-    their curves divided by k. Two members use their one link both ways: two hops. Example: four devices on a
+    their curves divided by k; `lanes` rings of equal members that run at once count as so many times the hops.
+    Two members use their one link both ways: two hops. Example: four devices on a
     host whose own link names a bus of 4 GB/s pass 1 GB/s each.
     """
     hosts = list(dict.fromkeys(fleet.device(name).host for name in devices))
@@ -39,7 +40,9 @@ def ring(fleet: Fleet, devices: Sequence[str]) -> tuple[Curve | None, ...]:
     ways = [_way(fleet, link, a, b) for link, (a, b) in zip(links, pairs, strict=True)]
     crossing = Counter(ways)
     return tuple(
-        None if link is None else _slowed(link.reduce_curve or link.curve, crossing[way] if link.bus else 1)
+        None
+        if link is None
+        else _slowed(link.reduce_curve or link.curve, crossing[way] * lanes if link.bus else 1)
         for link, way in zip(links, ways, strict=True)
     )
 

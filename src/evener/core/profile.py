@@ -40,6 +40,18 @@ class Timing(Value, frozen=True, kw_only=True):
     update_s: Figure | None = None
 
 
+class GroupBytes(Value, frozen=True, kw_only=True):
+    """Bytes of one layer on each device of a tensor-parallel group, where they are not an even part.
+
+    A group of 4 holds a little more than a quarter each of what the layer saves: parts of it are repeated.
+    """
+
+    layer: str
+    tensor_parallel: int
+    param_bytes: int
+    saved_bytes_per_sample: int
+
+
 class StepTiming(Value, frozen=True, kw_only=True):
     """Seconds and peak bytes of the whole model on one kind at one micro-batch size.
 
@@ -61,13 +73,15 @@ class StepTiming(Value, frozen=True, kw_only=True):
 class Profile(Value, frozen=True, kw_only=True):
     """One model measured on one or more kinds. Layer order is chain order.
 
-    `gradient_bytes` is what one device sends into the reduction of a step.
+    `gradient_bytes` is what one device sends into the reduction of a step. `group_bytes` are used where they
+    name every layer at a degree; elsewhere a group's devices hold even parts.
     """
 
     model: str
     layers: tuple[Layer, ...]
     timings: tuple[Timing, ...] = ()
     steps: tuple[StepTiming, ...] = ()
+    group_bytes: tuple[GroupBytes, ...] = ()
     gradient_bytes: int = 0
     state_bytes: int = 0
     dtype: str = "float32"
@@ -85,6 +99,9 @@ class Profile(Value, frozen=True, kw_only=True):
                 raise ValueError(f"timing names {timing.layer!r}, which is no layer of the profile")
             if timing.micro_batch < 1:
                 raise ValueError(f"micro_batch of {timing.layer!r} must be 1 or more")
+        for row in self.group_bytes:
+            if row.layer not in known:
+                raise ValueError(f"group_bytes name {row.layer!r}, which is no layer of the profile")
         for step in self.steps:
             if step.micro_batch < 1:
                 raise ValueError(f"micro_batch of a step on {step.kind!r} must be 1 or more")
@@ -123,6 +140,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
         layers=first.layers,
         timings=tuple(t for p in profiles for t in p.timings),
         steps=tuple(s for p in profiles for s in p.steps),
+        group_bytes=first.group_bytes,
         gradient_bytes=first.gradient_bytes,
         state_bytes=first.state_bytes,
         dtype=first.dtype,

@@ -15,9 +15,10 @@ from evener.core.split import apportion
 from evener.cost.communication import Network, shares_send_s
 from evener.cost.layers import LayerCost, layer_cost
 from evener.cost.memory import ModelBytes, model_bytes, stage_memory
-from evener.cost.pipeline import StageTimes, one_f_one_b
+from evener.cost.pipeline import StageTimes, held_at_both_ends, one_f_one_b
 from evener.cost.reduce import Holder, reduction_ends
 from evener.cost.step import StepCost, step_cost
+from evener.cost.trainer import EVENER, Trainer
 from evener.errors import OutOfRangeError, UnknownNameError
 
 
@@ -28,15 +29,25 @@ class CostModel:
     fleet: Fleet
     profile: Profile
     side: int = 0
+    trainer: Trainer = EVENER
     network: Network = field(init=False)
     bytes: ModelBytes = field(init=False)
     _layers: dict[tuple[str, int], LayerCost] = field(default_factory=dict)
     _steps: dict[str, StepCost | None] = field(default_factory=dict)
     _pipelines: dict[Pipeline, "PipelineCost"] = field(default_factory=dict)
+    _bytes: dict[int, ModelBytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", Network(fleet=self.fleet))
-        object.__setattr__(self, "bytes", model_bytes(self.profile))
+        object.__setattr__(self, "bytes", self.bytes_at(1))
+
+    def bytes_at(self, tensor_parallel: int) -> ModelBytes:
+        """What each device of a group of `tensor_parallel` holds; `bytes` is that of a device alone."""
+        if tensor_parallel not in self._bytes:
+            self._bytes[tensor_parallel] = model_bytes(
+                self.profile, tensor_parallel=tensor_parallel, trainer=self.trainer
+            )
+        return self._bytes[tensor_parallel]
 
     def layers(self, kind: str, tensor_parallel: int = 1) -> LayerCost:
         key = (kind, tensor_parallel)
@@ -68,6 +79,7 @@ class PipelineCost:
     memory_bytes: dict[str, float]
     compute_s: dict[str, float]
     start_s: dict[str, tuple[float, float]]
+    own_end_s: dict[str, float]
 
     @property
     def end_s(self) -> float:
@@ -95,16 +107,15 @@ def evaluate(model: CostModel, plan: Plan) -> PlanCost:
     step = step_seconds(model, costs)
     seconds: dict[str, dict[str, float]] = {}
     for cost in costs:
-        own_end = {h.device: h.end_s for h in cost.holders}
         for name, compute in cost.compute_s.items():
             update, overhead = cost.start_s[name]
-            idle = max(own_end[name] - compute - update - overhead, 0.0)
+            idle = max(cost.own_end_s[name] - compute - update - overhead, 0.0)
             seconds[name] = {
                 "compute": compute,
                 "bubble": idle,
                 "optimizer": update,
                 "overhead": overhead,
-                "wait": compute_end - own_end[name],
+                "wait": compute_end - cost.own_end_s[name],
                 "reduce": step - compute_end,
             }
     memory = {name: b for c in costs for name, b in c.memory_bytes.items()}
@@ -144,8 +155,8 @@ def _priced(model: CostModel, pipeline: Pipeline) -> PipelineCost:
         )
         for k in range(len(spans))
     )
-    ends = one_f_one_b(times, len(sizes))
-    holders, memory, compute = [], {}, {}
+    ends = one_f_one_b(held_at_both_ends(times) if model.trainer.blocking_sends else times, len(sizes))
+    holders, memory, compute, own_end = [], {}, {}, {}
     for k, (stage, span) in enumerate(zip(pipeline.stages, spans, strict=True)):
         in_flight = min(len(spans) - k, len(sizes))
         parts = apportion(sizes[-1], [s.samples for s in stage.shares])
@@ -153,9 +164,20 @@ def _priced(model: CostModel, pipeline: Pipeline) -> PipelineCost:
             kind = model.fleet.device(share.devices[0]).kind
             layers = model.layers(kind, len(share.devices))
             backward = layers.seconds(parts[which])[1] if parts[which] else np.zeros(len(index))
+            degree = len(share.devices)
+            holders.append(
+                Holder(
+                    device=share.devices[0],
+                    span=span,
+                    end_s=ends[k],
+                    backward_s=backward,
+                    degree=degree,
+                    part_bytes=np.diff(model.bytes_at(degree).gradients) if degree > 1 else None,
+                )
+            )
             for name in share.devices:
-                holders.append(Holder(device=name, span=span, end_s=ends[k], backward_s=backward))
-                memory[name] = _bytes(model, stage, span, share.samples, in_flight, kind, len(share.devices))
+                own_end[name] = ends[k]
+                memory[name] = _bytes(model, stage, span, share.samples, in_flight, kind, degree)
                 work = [full[k][which], last[k][which]]
                 compute[name] = (len(sizes) - 1) * sum(work[0]) + sum(work[1])
     return PipelineCost(
@@ -166,6 +188,7 @@ def _priced(model: CostModel, pipeline: Pipeline) -> PipelineCost:
         memory_bytes=memory,
         compute_s=compute,
         start_s={n: v for row in starts for n, v in row.items()},
+        own_end_s=own_end,
     )
 
 
@@ -191,9 +214,7 @@ def _sends(
 ) -> list[float]:
     """Seconds from each stage to the next for a micro-batch of `size` samples; 0 after the last."""
     cut = [
-        list(
-            zip((s.devices[0] for s in x.shares), apportion(size, [s.samples for s in x.shares]), strict=True)
-        )
+        list(zip((s.devices for s in x.shares), apportion(size, [s.samples for s in x.shares]), strict=True))
         for x in stages
     ]
     return [
@@ -212,7 +233,7 @@ def _starts(model: CostModel, stage: Stage, span: tuple[int, int]) -> dict[str, 
             step = model.step(kind)
             if step and span == (0, model.bytes.num_layers):
                 update = step.update_s
-            found[name] = (update, step.overhead_s if step else 0.0)
+            found[name] = (update, (step.overhead_s if step else 0.0) + model.trainer.step_s)
     return found
 
 
@@ -228,5 +249,6 @@ def _bytes(
     step = model.step(kind) if span == (0, model.bytes.num_layers) and degree == 1 else None
     if step and step.peak_bytes.any() and samples <= step.largest and not stage.recompute:
         return float(step.peak_bytes[samples])
-    held = stage_memory(model.bytes, *span, samples=samples, in_flight=in_flight, recompute=stage.recompute)
-    return held.total / degree
+    return stage_memory(
+        model.bytes_at(degree), *span, samples=samples, in_flight=in_flight, recompute=stage.recompute
+    ).total

@@ -74,9 +74,7 @@ class ModelBytes:
         return acts + 2 * (entering + leaving) + self.transient[i, j]
 
 
-def model_bytes(
-    profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer = EVENER
-) -> ModelBytes:
+def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer = EVENER) -> ModelBytes:
     """Running sums of a profile's layers on each device of a group of `tensor_parallel`.
 
     Gradients and optimiser state go by each layer's share of parameters. A group's devices hold what

@@ -5,6 +5,7 @@ link                               |== bucket 0 ==||= bucket 1 =|  |== bucket 2 
                                                                    '-- exposed ---'
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,9 +18,9 @@ MOST_PIECES = 8
 """A layer fills at most so many buckets: a large tensor is not cut, and a layer has a few (assumed)."""
 
 
-def pieces_of(num_bytes: float, limit: int = BUCKET_BYTES) -> int:
+def pieces_of(num_bytes: float, limit: float = BUCKET_BYTES) -> int:
     """Buckets that a layer's gradient of `num_bytes` fills. Example: 20 MiB fill 3 of 8 MiB."""
-    return min(MOST_PIECES, max(1, -(-round(num_bytes) // limit)))
+    return min(MOST_PIECES, max(1, math.ceil(round(num_bytes) / limit)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,35 @@ def _play(stages: Sequence[StageTimes], micro_batches: int) -> list[float]:
     return free
 
 
+def held_at_both_ends(stages: Sequence[StageTimes]) -> tuple[StageTimes, ...]:
+    """The same stages where a transfer holds its sender and its receiver until it is through.
+
+    Its seconds count as work of both; as the two run at once, the next stage's begins that much before the
+    sender is free: a send of negative seconds. Example: two stages of 3 s and 6 s, a link of 1 s, one
+    micro-batch: 3 + 1 + 9 + 1 + 6 = 20 s.
+    """
+    made = []
+    for k, s in enumerate(stages):
+        before = stages[k - 1] if k else StageTimes(forward_s=0.0, backward_s=0.0)
+        full, last = before.send_s + s.send_s, _last_send_s(before) + _last_send_s(s)
+        made.append(
+            StageTimes(
+                forward_s=s.forward_s + full,
+                backward_s=s.backward_s + full,
+                send_s=-s.send_s,
+                last_forward_s=(s.forward_s if s.last_forward_s is None else s.last_forward_s) + last,
+                last_backward_s=(s.backward_s if s.last_backward_s is None else s.last_backward_s) + last,
+                last_send_s=-_last_send_s(s),
+                start_s=s.start_s,
+            )
+        )
+    return tuple(made)
+
+
+def _last_send_s(stage: StageTimes) -> float:
+    return stage.send_s if stage.last_send_s is None else stage.last_send_s
+
+
 def period_s(stages: Sequence[StageTimes]) -> float:
     """Seconds between two micro-batches in the steady state of 1F1B.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evener.core.buckets import BUCKET_BYTES, fill_buckets
+from evener.core.buckets import fill_buckets
 from evener.cost.communication import Network
 from evener.cost.memory import ModelBytes
 from evener.cost.overlap import pieces_of
@@ -16,12 +16,18 @@ from evener.cost.overlap import pieces_of
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A device that holds layers `span`: when its last backward ends and what that took by layer."""
+    """A device that holds layers `span`: when its last backward ends and what that took by layer.
+
+    For a tensor-parallel group `device` is one of its `degree` devices: all do the same at once, each with
+    its part of the gradients, `part_bytes` by layer.
+    """
 
     device: str
     span: tuple[int, int]
     end_s: float
     backward_s: np.ndarray
+    degree: int = 1
+    part_bytes: np.ndarray | None = None
 
 
 def reduction_ends(network: Network, model: ModelBytes, holders: Sequence[Holder]) -> float:
@@ -30,6 +36,7 @@ def reduction_ends(network: Network, model: ModelBytes, holders: Sequence[Holder
     Layers with the same holders share buckets. A bucket starts when it is ready on all its holders and each
     of them is done with its bucket before: end = max(ready, ends before) + all-reduce. A layer above the
     bucket limit goes in pieces that become ready evenly; only the first and the last of them can set the end.
+    Tensor-parallel groups meet in as many lanes as the smallest has devices, each summing its part.
     """
     sizes = np.diff(model.gradients)
     number = {h.device: i for i, h in enumerate(holders)}
@@ -41,13 +48,15 @@ def reduction_ends(network: Network, model: ModelBytes, holders: Sequence[Holder
         names = tuple(holders[m].device for m in members)
         at = np.array([number[n] for n in names])
         latest = ready[members].max(axis=0)
-        for bucket in fill_buckets([int(sizes[i]) for i in range(first, last)], BUCKET_BYTES):
+        smallest = min((holders[m] for m in members), key=lambda h: h.degree)
+        held = sizes if smallest.part_bytes is None else smallest.part_bytes
+        for bucket in fill_buckets([int(held[i]) for i in range(first, last)], model.bucket_bytes):
             layers = [first + i for i in bucket]
-            num_bytes = float(sizes[layers].sum())
+            num_bytes = float(held[layers].sum())
             if not num_bytes:
                 continue
-            pieces = pieces_of(num_bytes)
-            one = network.all_reduce_s(names, num_bytes / pieces)
+            pieces = pieces_of(num_bytes, model.bucket_bytes)
+            one = network.all_reduce_s(names, num_bytes / pieces, smallest.degree)
             end_ready = latest[layers[-1]]
             begin = latest[layers[-1] + 1] if pieces > 1 else end_ready
             first_ready = begin + (end_ready - begin) / pieces

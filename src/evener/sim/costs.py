@@ -60,6 +60,10 @@ class _Conversion:
         """Devices of the tensor-parallel group that `name` is in; 1 when alone."""
         return next(len(s.devices) for s in route.stage.shares if name in s.devices)
 
+    def _leader(self, stage: int, name: str) -> str:
+        """The first device of the group that `name` is in."""
+        return next(s.devices[0] for s in self.routes.stages[stage].stage.shares if name in s.devices)
+
     def holdings(self, name: str) -> list[StageRoute]:
         return [r for r in self.routes.stages if name in r.devices]
 
@@ -139,9 +143,8 @@ class _Conversion:
             first = last - 1
             while first > 0 and holders[first - 1] == holders[first]:
                 first -= 1
-            devices = tuple(dict.fromkeys(d for _, d in holders[first]))
-            if len(devices) > 1:
-                found.append(self._reduction(first, last, holders[first], devices))
+            if len({self._leader(stage, d) for stage, d in holders[first]}) > 1:
+                found.append(self._reduction(first, last, holders[first]))
             last = first
         return tuple(found)
 
@@ -157,10 +160,11 @@ class _Conversion:
             for d in r.devices
         )
 
-    def _reduction(
-        self, first: int, last: int, holders: tuple[tuple[int, str], ...], devices: tuple[str, ...]
-    ) -> Reduction:
-        sizes = np.diff(self.model.bytes.gradients)
+    def _reduction(self, first: int, last: int, holders: tuple[tuple[int, str], ...]) -> Reduction:
+        """A tensor-parallel group's devices each sum their part, at once: its first stands for all."""
+        degree = min(self.degree(self.routes.stages[stage], name) for stage, name in holders)
+        leaders = tuple(dict.fromkeys(self._leader(stage, name) for stage, name in holders))
+        sizes = np.diff(self.model.bytes_at(degree).gradients)
         ready = [self._ready(stage, name) for stage, name in holders]
         pieces = []
         for bucket in fill_buckets([int(sizes[i]) for i in range(first, last)], BUCKET_BYTES):
@@ -174,7 +178,7 @@ class _Conversion:
                     else row[layers[-1]]
                     for row in ready
                 ]
-                seconds = float(self.model.network.all_reduce_s(devices, num_bytes / count))
+                seconds = float(self.model.network.all_reduce_s(leaders, num_bytes / count, degree))
                 pieces.append((seconds, tuple(map(float, done))))
         names = tuple(layer.name for layer in self.model.profile.layers[first:last])
         return Reduction(layers=names, holders=holders, pieces=tuple(pieces))
@@ -193,19 +197,20 @@ class _Conversion:
         return ready
 
     def memory(self, name: str, margin: float) -> Memory:
-        tables, device = self.model.bytes, self.device(name)
-        held = sorted({i for r in self.holdings(name) for i in range(*self.span(r))})
-        fixed = sum(float(tables.fixed(np.int64(i), i + 1)) for i in held)
-        saved = {}
+        device = self.device(name)
+        held: dict[int, float] = {}
+        fixed, saved = 0.0, {}
         for route in self.holdings(name):
             first, last = self.span(route)
-            degree = self.degree(route, name)
+            tables = self.model.bytes_at(self.degree(route, name))
+            held |= {i: float(tables.fixed(np.int64(i), i + 1)) for i in range(first, last)}
             none, one = (
                 float(tables.per_sample(np.int64(first), last, n, recompute=route.stage.recompute))
                 for n in (0, 1)
             )
-            saved[route.number] = (one - none) / degree
-            fixed += none / degree * max(self._sizes(route, name), default=0)
+            saved[route.number] = one - none
+            fixed += none * max(self._sizes(route, name), default=0)
+        fixed += sum(held.values())
         return Memory(limit_bytes=_limit_bytes(device, margin), fixed_bytes=fixed, saved_bytes=saved)
 
 
