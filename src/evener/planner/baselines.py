@@ -14,7 +14,7 @@ def baselines(tables: Tables, job: Job) -> list[tuple[str, Plan | None]]:
     measured = {int(b) for g in tables.groups for b in tables.model.layers(g.kind).sizes}
     sizes = [job.micro_batch] if job.micro_batch else sorted({1, *measured})
     devices = [(g, n) for g, group in enumerate(tables.groups) for n in group.names]
-    kinds = {(group.kind, group.usable_bytes): g for g, group in enumerate(tables.groups)}
+    kinds = {(group.kind, group.usable_bytes, group.banned): g for g, group in enumerate(tables.groups)}
     singles = [_one(tables, job, g, b) for g in kinds.values() for b in sizes]
     found: list[tuple[str, Plan | None]] = [
         ("best single device", _best(tables, job, singles)),

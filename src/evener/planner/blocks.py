@@ -80,13 +80,14 @@ class Tables:
 
     def _member(self, group: int, samples: int, in_flight: int, again: bool) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds by (i, j) of one device; infinite where i ≥ j or memory is short."""
-        kind, usable = self.groups[group].kind, self.groups[group].usable_bytes
-        key = (kind, usable, samples, in_flight, again)
+        held = self.groups[group]
+        key = (held.kind, held.usable_bytes, held.banned, samples, in_flight, again)
         if key not in self._members:
-            self._members[key] = self._of_member(kind, usable, samples, in_flight, again)
+            self._members[key] = self._of_member(held, samples, in_flight, again)
         return self._members[key]
 
-    def _of_member(self, kind: str, usable: float, samples: int, in_flight: int, again: bool) -> tuple:
+    def _of_member(self, group: Group, samples: int, in_flight: int, again: bool) -> tuple:
+        kind, usable = group.kind, group.usable_bytes
         layers = self.model.layers(kind)
         if samples > layers.largest:
             never = np.full((self.num_layers + 1, self.num_layers + 1), np.inf)
@@ -106,6 +107,10 @@ class Tables:
         if step and step.peak_bytes.any() and samples <= step.largest and not again:
             held[0, -1] = step.peak_bytes[samples]
         bad = (i >= j) | (held > usable)
+        if group.banned:
+            forbidden = np.zeros(self.num_layers + 1)
+            forbidden[[layer + 1 for layer in group.banned]] = 1
+            bad |= forbidden.cumsum()[j] > forbidden.cumsum()[i]
         return np.where(bad, np.inf, f), np.where(bad, np.inf, b + f if again else b)
 
     def stacked(self, block: Block, sizes: tuple[int, ...], in_flight: int) -> tuple[np.ndarray, np.ndarray]:

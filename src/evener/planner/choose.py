@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from evener.core.fleet import Fleet
 from evener.core.job import Job
 from evener.core.profile import Profile
-from evener.errors import NoPlanFitsError
+from evener.errors import NoPlanFitsError, UsageError
 from evener.planner.data_parallel import plan_data_parallel
 from evener.planner.result import PlanResult
 
@@ -24,6 +24,8 @@ def plan(fleet: Fleet, profile: Profile, job: Job, *, shapes: Shapes = "data-par
     files do not hold, UsageError for wishes that contradict each other.
     """
     given = job.batch_per_device is not None or job.keep_all
+    if job.place:
+        return _placed(fleet, profile, job, given)
     flat: PlanResult | None
     try:
         flat = plan_data_parallel(fleet, profile, job)
@@ -38,6 +40,17 @@ def plan(fleet: Fleet, profile: Profile, job: Job, *, shapes: Shapes = "data-par
     from evener.planner.whole import plan_whole  # only when wanted: data parallelism answers without it
 
     return plan_whole(fleet, profile, job, flat)
+
+
+def _placed(fleet: Fleet, profile: Profile, job: Job, given: bool) -> PlanResult:
+    """Wishes about layers need all shapes, whatever was asked for."""
+    if given:
+        raise UsageError("place and a given split or keep_all contradict each other", remedy="one of the two")
+    if not profile.timings:
+        raise UsageError("place needs seconds by layer", remedy="a profile that times each layer")
+    from evener.planner.whole import plan_whole
+
+    return plan_whole(fleet, profile, job, None)
 
 
 def _narrow(profile: Profile) -> str:

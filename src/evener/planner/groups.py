@@ -1,12 +1,13 @@
 """Devices that are interchangeable are one group, so that a search does not grow with their number."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evener.core.fleet import Device, Fleet
 from evener.core.job import Job
 from evener.core.profile import Profile
 from evener.cost.step import StepCost, step_cost
 from evener.errors import OutOfRangeError
+from evener.planner.placing import banned_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class Group:
     cost: StepCost | None
     cap: int
     refusal: str = ""
+    banned: frozenset[int] = frozenset()
 
 
 def usable_bytes(device: Device, margin: float) -> float:
@@ -43,10 +45,18 @@ def groups_of(fleet: Fleet, profile: Profile, job: Job) -> tuple[Group, ...]:
     """
     linked = {end for link in fleet.links for end in (link.a, link.b)}
     members: dict[tuple, list[Device]] = {}
+    banned = banned_layers(job.place, fleet, profile) if job.place else {}
     for device in fleet.devices:
         own = device.name if device.name in linked else ""
         price = device.price_per_hour.value if device.price_per_hour else None
-        key = (device.kind, device.host, usable_bytes(device, job.memory_margin), own, price)
+        key = (
+            device.kind,
+            device.host,
+            usable_bytes(device, job.memory_margin),
+            own,
+            price,
+            banned.get(device.name),
+        )
         members.setdefault(key, []).append(device)
     costs: dict[str, StepCost | str] = {}
     for kind in dict.fromkeys(d.kind for d in fleet.devices):
@@ -54,7 +64,10 @@ def groups_of(fleet: Fleet, profile: Profile, job: Job) -> tuple[Group, ...]:
             costs[kind] = step_cost(profile, kind)
         except OutOfRangeError as e:
             costs[kind] = f"{e.what} ({e.numbers})"
-    return tuple(_group(devices, key[2], costs[key[0]], job) for key, devices in members.items())
+    return tuple(
+        replace(_group(devices, key[2], costs[key[0]], job), banned=key[-1] or frozenset())
+        for key, devices in members.items()
+    )
 
 
 def _group(devices: list[Device], usable: float, cost: StepCost | str, job: Job) -> Group:

@@ -22,10 +22,10 @@ _ALIGNED_FROM = 16
 
 
 def classes_of(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Groups of one kind and memory as one class, whatever their host."""
+    """Groups of one kind, memory and wishes as one class, whatever their host."""
     merged: dict[tuple, list[Group]] = {}
     for g in groups:
-        merged.setdefault((g.kind, g.usable_bytes), []).append(g)
+        merged.setdefault((g.kind, g.usable_bytes, g.banned), []).append(g)
     return tuple(replaced(held[0], names=tuple(n for g in held for n in g.names)) for held in merged.values())
 
 

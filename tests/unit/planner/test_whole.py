@@ -7,8 +7,9 @@ from evener.core.fleet import Device, Fleet, Link
 from evener.core.job import Job
 from evener.core.profile import Layer, Profile, Timing
 from evener.cost.evaluate import CostModel, evaluate
-from evener.errors import NoPlanFitsError, UnknownNameError
+from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
 from evener.planner import plan
+from evener.planner.placing import matching
 from tests.unit.planner.small import figure
 
 MIB = 2**20
@@ -149,3 +150,37 @@ def test_data_parallel_plans_cost_the_same_in_both_models():
     flat = plan(fleet, profile, Job(global_batch=12)).plan
     whole = evaluate(CostModel(fleet=fleet, profile=profile), flat)
     assert whole.step_s == pytest.approx(flat.prediction.step_s, rel=1e-9)
+
+
+def test_wishes_about_layers_are_kept():
+    """The head on the slow device, the first two layers on the fast kind."""
+    fleet = devices(("fast", 1e10), ("slow", 1e10), ("slow", 1e10), curve=line(1e-6, 1e12))
+    profile = chain({"fast": 1.0, "slow": 3.0})
+    job = Job(global_batch=8, place={"l7": "h/2", "l0-1": "fast"})
+    found = plan(fleet, profile, job).plan
+    for pipeline in found.pipelines:
+        where = {n: {x.devices[0] for x in s.shares} for s in pipeline.stages for n in s.layers}
+        assert where["l7"] == {"h/2"}
+        assert where["l0"] == where["l1"] == {"h/0"}
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "words"),
+    [
+        ({"l9": "fast"}, UnknownNameError, "no layer matches 'l9'"),
+        ({"l1": "tpu"}, UnknownNameError, "'tpu'"),
+        ({"l1": "fast", "l*": "slow"}, UsageError, "layer 'l1' no device"),
+    ],
+)
+def test_wishes_that_cannot_be_met_are_named(place, error, words):
+    fleet = devices(("fast", 1e10), ("slow", 1e10))
+    with pytest.raises(error, match=words):
+        plan(fleet, chain({"fast": 1.0, "slow": 3.0}), Job(global_batch=8, place=place))
+
+
+def test_patterns_of_layers():
+    names = ("embed.tokens", "blocks.0", "blocks.1", "blocks.10", "head")
+    assert matching("embed", names) == (0,)
+    assert matching("blocks.0-1", names) == (1, 2)
+    assert matching("blocks.*", names) == (1, 2, 3)
+    assert matching("head", names) == (4,)
