@@ -4,19 +4,21 @@ Outputs and gradients are compared at the example's size, outputs at a doubled m
 lengths. A size at which the model itself works and the stages agree may change; all others are fixed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from evener.errors import ModelError
 from evener.runtime.cutting.call import Call
 from evener.runtime.cutting.observing import untouched
 from evener.runtime.cutting.program import TraceError
 
 SEED = 20240229
-Forward = Callable[[tuple[Tensor, ...]], list[Tensor]]
 Tensors = tuple[Tensor, ...]
+Named = dict[str, Any]
 
 
 class Checker:
@@ -26,18 +28,29 @@ class Checker:
         self,
         model: nn.Module,
         call: Call,
-        stages: Sequence[nn.Module],
-        unflatten: Callable[[Tensors], object],
+        stages: Sequence[StageModule],
+        unflatten: Callable[[Tensors], Any],
     ) -> None:
         self._model, self._call, self._stages, self._unflatten = model, call, stages, unflatten
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._names, self._parameters = list(trained), list(trained.values())
 
     def check(self, tensors: Tensors, *, training: bool) -> None:
-        """TraceError where outputs or gradients on `tensors` are not the model's."""
-        wanted, wanted_gradients = self._whole(tensors, training=training, backward=True)
-        found, found_gradients = self._chained(tensors, training=training, backward=True)
-        _compare("outputs", wanted, found)
-        _compare("gradients", wanted_gradients, found_gradients)
+        """TraceError where outputs, gradients or buffers on `tensors` are not the model's."""
+        try:
+            wanted, wanted_gradients, wanted_buffers = self._whole(tensors, training=training, backward=True)
+        except Exception as error:
+            raise ModelError(
+                f"the uncut model raised on the example: {type(error).__name__}: {error}",
+                remedy="a model that runs forward and backward on one device",
+            ) from error
+        try:
+            found, found_gradients, found_buffers = self._chained(tensors, training=training, backward=True)
+        except Exception as error:  # whatever a step raises that had its values from another stage
+            raise TraceError(f"the stages raised {type(error).__name__}: {error}") from error
+        _compare("output", wanted, found)
+        _compare("gradient", wanted_gradients, found_gradients)
+        _compare("buffer", wanted_buffers, {n: found_buffers[n] for n in wanted_buffers})
 
     def accepts(self, tensors: Tensors) -> bool:
         """Whether the model itself can be called with `tensors`."""
@@ -50,22 +63,24 @@ class Checker:
     def agrees(self, tensors: Tensors) -> bool:
         """Whether the stages give the model's output on `tensors`."""
         try:
-            wanted, _ = self._whole(tensors, training=True, backward=False)
-            found, _ = self._chained(tensors, training=True, backward=False)
-            _compare("outputs", wanted, found)
+            wanted = self._whole(tensors, training=True, backward=False)[0]
+            _compare("output", wanted, self._chained(tensors, training=True, backward=False)[0])
         except Exception:  # as above
             return False
         return True
 
-    def _whole(self, tensors: Tensors, *, training: bool, backward: bool) -> tuple[list[Tensor], list]:
+    def _whole(self, tensors: Tensors, *, training: bool, backward: bool) -> tuple[Named, Named, Named]:
+        """(outputs, gradients, buffers after the forward), each by name."""
         with untouched(self._model):
             self._start(training=training)
             args, kwargs = self._call.unflatten(tuple(t.detach().clone() for t in tensors))
             outputs = _tensors(self._model(*args, **kwargs))
-            return _detached(outputs), _gradients(outputs, self._parameters) if backward else []
+            found = _copies(enumerate(outputs))
+            gradients = _gradients(outputs, self._parameters) if backward else []
+            return found, self._by_name(gradients), _copies(self._model.named_buffers())
 
-    def _chained(self, tensors: Tensors, *, training: bool, backward: bool) -> tuple[list[Tensor], list]:
-        """Stage by stage, each with leaves of its own, as on devices of their own."""
+    def _chained(self, tensors: Tensors, *, training: bool, backward: bool) -> tuple[Named, Named, Named]:
+        """The same, stage by stage, each with leaves of its own, as on devices of their own."""
         with untouched(self._model):
             self._start(training=training)
             given: list[Tensors] = []
@@ -76,9 +91,13 @@ class Checker:
                 gave.append(stage(carry))
                 carry = tuple(_leaf(t) for t in gave[-1])
             outputs = _tensors(self._unflatten(gave[-1]))
-            detached = _detached(outputs)
+            found = _copies(enumerate(outputs))
             gradients = self._backward(given, gave, outputs) if backward else []
-        return detached, gradients
+            buffers = _copies((n, t) for stage in self._stages for n, t in stage.named.items())
+            return found, self._by_name(gradients), buffers
+
+    def _by_name(self, gradients: list) -> Named:
+        return dict(zip(self._names, gradients, strict=True)) if gradients else {}
 
     def _start(self, *, training: bool) -> None:
         self._model.train(training)
@@ -115,8 +134,8 @@ def _tensors(output: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
-def _detached(outputs: list[Tensor]) -> list[Tensor]:
-    return [t.detach().clone() for t in outputs]
+def _copies(tensors: Iterable[tuple[Any, Tensor]]) -> Named:
+    return {str(name): t.detach().clone() for name, t in tensors}
 
 
 def _heads(outputs: list[Tensor]) -> tuple[list[Tensor], list]:
@@ -138,20 +157,20 @@ def _grad(heads: list[Tensor], inputs: list, weights: list) -> list:
     return list(torch.autograd.grad(heads, inputs, weights, allow_unused=True))
 
 
-def _compare(what: str, wanted: Sequence, found: Sequence) -> None:
-    if len(wanted) != len(found):
-        raise TraceError(f"the stages give {len(found)} {what}, the model {len(wanted)}")
-    for number, (a, b) in enumerate(zip(wanted, found, strict=True)):
-        a = torch.zeros_like(b) if a is None and b is not None else a
-        b = torch.zeros_like(a) if b is None and a is not None else b
-        if a is None:
+def _compare(what: str, wanted: Named, found: Named) -> None:
+    if wanted.keys() != found.keys():
+        raise TraceError(f"the stages give {len(found)} of {what}, the model {len(wanted)}")
+    for name, a in wanted.items():
+        b = found[name]
+        if a is None and b is None:
             continue
-        a, b = a.to_dense() if a.is_sparse else a, b.to_dense() if b.is_sparse else b
+        a = torch.zeros_like(b) if a is None else a.to_dense()
+        b = torch.zeros_like(a) if b is None else b.to_dense()
         if a.shape != b.shape or a.dtype != b.dtype:
-            raise TraceError(f"{what} {number}: {tuple(b.shape)} {b.dtype} for {tuple(a.shape)} {a.dtype}")
+            raise TraceError(f"{what} {name}: {tuple(b.shape)} {b.dtype} for {tuple(a.shape)} {a.dtype}")
         if not a.is_meta and not _close(a, b):
-            away = (a.double() - b.double()).abs().max().item() if not a.is_complex() else float("nan")
-            raise TraceError(f"{what} {number} of the stages are not the model's: {away:.1e} away")
+            away = (a.to(torch.complex128) - b.to(torch.complex128)).abs().max().item()
+            raise TraceError(f"{what} {name} of the stages is not the model's: {away:.1e} away")
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

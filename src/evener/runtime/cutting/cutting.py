@@ -144,6 +144,8 @@ def _checked(model: nn.Module, found: Cut, tensors: tuple[Tensor, ...]) -> Cut:
             elif accepted:
                 names = ", ".join(f"{found.call.names[i]} dimension {d}" for i, d in sorted(places))
                 notes.append(f"the forward takes other steps when a size changes, which is fixed: {names}")
+        if any(t.is_meta for t in [*tensors, *model.parameters()]):
+            notes.append("on the meta device the stages could be compared with the model by shape only")
     finally:
         for stage in found.stages:
             stage.training = model.training

@@ -99,7 +99,7 @@ class Places:
 
     def _repeats(self, node: fx.Node) -> bool:
         facts = self.facts
-        plain = node.op == "call_function" and node not in facts.random and node not in facts.writes
+        plain = node.op != "call_module" and node not in facts.random and node not in facts.writes
         seen = facts.seen[node]
         written = any(seen.memory & memory for memory in facts.writes.values())
         return plain and seen.kind == "tensor" and not seen.needs_gradient and not written
@@ -159,7 +159,7 @@ def name_of(node: fx.Node) -> str:
     if node.op == "get_attr":
         return str(node.target)
     before: fx.Node | None = node
-    while before is not None and before.op == "call_function":
+    while before is not None and before.op in ("call_function", "call_method"):
         before = next((i for i in before.all_input_nodes if i.op != "get_attr"), None)
     function = getattr(node.target, "__name__", str(node.target))
     return f"{function}()" + (f" after {name_of(before)}" if before is not None else "")

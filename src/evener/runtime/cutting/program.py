@@ -35,7 +35,7 @@ class Program:
     @property
     def nodes(self) -> list[fx.Node]:
         """What runs, in order: layers and glue."""
-        return [n for n in self.graph.nodes if n.op in ("call_module", "call_function")]
+        return [n for n in self.graph.nodes if n.op in ("call_module", "call_function", "call_method")]
 
     @property
     def inputs(self) -> list[fx.Node]:
@@ -79,6 +79,7 @@ def tidy(graph: fx.Graph) -> None:
 
 
 def size_at(tensor: Tensor, dim: int) -> int:
+    """One size of a tensor, as a step of its own. Example: size_at of a 3×4 tensor at 1 is 4."""
     return tensor.shape[dim]
 
 
@@ -100,6 +101,7 @@ ARITHMETIC = {
 
 
 def is_lookup(node: fx.Node) -> bool:
+    """True for a step without effect: it may go when nobody uses its result."""
     return node.target in _LOOKUPS or (node.target in ARITHMETIC and is_number(node))
 
 

@@ -34,6 +34,7 @@ READS_DATA = {
     "__bool__", "__contains__", "__int__", "__float__", "__index__", "__complex__", "item", "tolist", "numpy",
     "__array__", "equal", "allclose", "is_nonzero",
 }  # fmt: skip
+_OPERATORS: dict[str, Callable] = {"__getitem__": operator.getitem, "__setitem__": operator.setitem}
 _CONSTANTS = (int, float, complex, bool, str, bytes, type(None), type(...), torch.dtype, torch.device,
               torch.layout, torch.memory_format)  # fmt: skip
 
@@ -51,7 +52,7 @@ def record(
             recorder.real_call = patched.real
             output = model(*args, **kwargs)
             leaves, spec = tree_flatten(output)
-            results = tuple(recorder.argument(leaf, "the model's output") for leaf in leaves)
+            results = tuple(recorder.result(leaf) for leaf in leaves)
     finally:
         recorder.active = False
     after = {name: id(t) for name, t in [*model.named_parameters(), *model.named_buffers()]}
@@ -204,8 +205,16 @@ class _Recorder(TorchFunctionMode):
 
     def _step(self, func: Callable, args: Any, kwargs: Any, value: Any) -> Any:
         what = getattr(func, "__name__", str(func))
-        node = self.graph.call_function(func, self.argument(tuple(args), what), self.argument(kwargs, what))
+        node = self._call(func, what, self.argument(tuple(args), what), self.argument(kwargs, what))
         return self._bound(node, value, what, seen={id(a) for a in args if isinstance(a, Tensor)})
+
+    def _call(self, func: Callable, name: str, args: Any, kwargs: Any) -> fx.Node:
+        """Methods of tensors are called by name, so that steps can be printed and pickled."""
+        if getattr(torch.Tensor, name, None) is not func:
+            return self.graph.call_function(func, args, kwargs)
+        if name in _OPERATORS:
+            return self.graph.call_function(_OPERATORS[name], args)
+        return self.graph.call_method(name, args, kwargs)
 
     def module_call(self, module: nn.Module, args: tuple, kwargs: dict) -> Any:
         name = self._layers.get(id(module))
@@ -237,6 +246,12 @@ class _Recorder(TorchFunctionMode):
         self._alive.append(value)
         for getter, key, part in _members(value):
             self._bind(part, self.graph.call_function(getter, (node, key)), depth + 1)
+
+    def result(self, leaf: Any) -> Any:
+        """A leaf of the model's output: a node, or a constant."""
+        if not isinstance(leaf, (Tensor, *_CONSTANTS)):
+            raise TraceError(f"the model's output holds a {type(leaf).__name__}, which is no tensor")
+        return self.argument(leaf, "the model's output")
 
     def argument(self, value: Any, what: str) -> Any:
         """`value` as an argument of a step: tensors and recorded numbers become their nodes."""
@@ -277,7 +292,9 @@ def _nodes_in(argument: Any) -> list[fx.Node]:
 
 def _holds_data(node: fx.Node) -> bool:
     """True where a value depends on more than sizes."""
-    if node.op != "call_function" or any(word in str(node.target).lower() for word in RANDOM_WORDS):
+    if node.op not in ("call_function", "call_method") or any(
+        word in str(node.target).lower() for word in RANDOM_WORDS
+    ):
         return True
     return node.target is not size_at and any(_holds_data(n) for n in node.all_input_nodes)
 
