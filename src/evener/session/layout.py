@@ -14,7 +14,6 @@ from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan, Stage
 from evener.core.seams import Wire
-from evener.runtime.cutting import cut
 from evener.runtime.executor import Holding, whole_model
 from evener.runtime.parts import Part
 from evener.runtime.ranks import Ranks
@@ -118,6 +117,8 @@ def _parts(
     mine: Mapping[int, int],
 ) -> tuple[dict[int, Part], tuple[str, ...]]:
     """This device's stages, from one cut of the model for each pipeline it is in."""
+    from evener.runtime.cutting import cut  # torch.export loads slowly, and data parallelism cuts nothing
+
     args, kwargs, _ = recipe.problem.inputs(recipe.batch_of(_TRACED_SAMPLES))
     parts, notes = {}, []
     for pipeline in sorted(set(mine.values())):
