@@ -50,6 +50,11 @@ class Tables:
     def num_layers(self) -> int:
         return self.model.bytes.num_layers
 
+    def seconds_a_sample(self, group: Group) -> float:
+        """Seconds of one sample through all layers, in the largest measured micro-batch."""
+        layers = self.model.layers(group.kind)
+        return float(np.sum(layers.seconds(layers.largest)) / layers.largest)
+
     def stage(self, block: Block, micro_batch: int, in_flight: int) -> StageTable:
         """The best split and recomputation of each run of layers with `in_flight` micro-batches held."""
         key = (block, micro_batch, in_flight)

@@ -5,6 +5,7 @@ from evener.core.job import Job
 from evener.core.plan import Pipeline, Plan, Reduction, Share, Stage
 from evener.core.profile import Profile
 from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
+from evener.planner.aim import Aim, aim_of
 from evener.planner.explain import alternatives, assumptions, left_out, limiter
 from evener.planner.groups import Group, groups_of, ms
 from evener.planner.predict import pool_of, predict
@@ -30,15 +31,11 @@ def plan_data_parallel(fleet: Fleet, profile: Profile, job: Job) -> PlanResult:
             numbers="; ".join(f"{g.kind}: {g.refusal}" for g in groups),
             remedy="a smaller memory margin, a device with more memory, or a pipeline over several devices",
         )
-    split, bound = _chosen(pool, job, groups)
-    if job.max_step_s is not None and split.step_s > job.max_step_s:
-        raise NoPlanFitsError(
-            f"the fastest plan misses the limit of {ms(job.max_step_s)} a step",
-            numbers=f"it takes {ms(split.step_s)}",
-            remedy=f"max_step_s of {split.step_s:.4g} or more, a smaller global batch, or more devices",
-        )
+    aim = aim_of(fleet, job)
+    split, bound = _chosen(pool, job, groups, aim)
+    _check_limits(job, aim, split)
     skipped = left_out(pool, job, groups, split)
-    gap = max(0.0, 1 - bound / split.step_s)
+    gap = max(0.0, 1 - bound / aim.value(split.step_s, split.samples))
     prediction = predict(pool, groups, profile, job, split)
     limits = limiter(prediction)
     reductions = _reductions(tuple(split.samples))
@@ -79,22 +76,24 @@ def _check(fleet: Fleet, job: Job) -> None:
         )
 
 
-def _chosen(pool: Pool, job: Job, groups: tuple[Group, ...]) -> tuple[Split, float]:
+def _chosen(pool: Pool, job: Job, groups: tuple[Group, ...], aim: Aim) -> tuple[Split, float]:
     if job.batch_per_device is not None:
         given = {n: k for n, k in job.batch_per_device.items() if k}
         order = [d.name for d in pool.fleet.devices if d.name in given]
         found = pool.fixed({n: given[n] for n in order})
         if found is None:
             raise _misfit(pool, groups, given)
-        return found, found.step_s
+        return found, aim.value(found.step_s, found.samples)
     if job.keep_all:
         counts = tuple(len(g.names) for g in pool.groups)
         missing = [n for g in groups if not g.cap for n in g.names]
         found = None if missing else pool.split(counts, least=1)
         if found is None:
             raise _cannot_keep_all(pool, job, groups, missing)
-        return found, found.step_s
-    best, bound = best_split(pool)
+        return found, aim.value(found.step_s, found.samples)
+    best, bound = best_split(pool, aim)
+    if best is None and (aim.by_money or job.max_price_per_hour is not None):
+        raise _too_dear(pool, job)
     if best is None:
         limits = "; ".join(
             f"{g.names[0]} takes micro-batches up to {load.cap}"
@@ -106,6 +105,36 @@ def _chosen(pool: Pool, job: Job, groups: tuple[Group, ...]) -> tuple[Split, flo
             remedy=f"a micro-batch of {max(x.cap for x in pool.loads)} or less",
         )
     return best, bound
+
+
+def _check_limits(job: Job, aim: Aim, split: Split) -> None:
+    if job.max_step_s is not None and split.step_s > job.max_step_s:
+        raise NoPlanFitsError(
+            f"the fastest plan misses the limit of {ms(job.max_step_s)} a step",
+            numbers=f"it takes {ms(split.step_s)}",
+            remedy=f"max_step_s of {split.step_s:.4g} or more, a smaller global batch, or more devices",
+        )
+    if not aim.allowed(split.samples):
+        price = sum(aim.prices[n] for n in split.samples)
+        raise NoPlanFitsError(
+            "the devices asked for cost more than max_price_per_hour",
+            numbers=f"{price:.4g} an hour, the limit is {job.max_price_per_hour:.4g}",
+            remedy=f"max_price_per_hour of {price:.4g}, or fewer devices",
+        )
+
+
+def _too_dear(pool: Pool, job: Job) -> NoPlanFitsError:
+    fastest, _ = best_split(pool, Aim(prices={}))
+    step_s = fastest.step_s if fastest else float("inf")
+    prices = [d.price_per_hour.value for d in pool.fleet.devices if d.price_per_hour]
+    return NoPlanFitsError(
+        "no set of devices keeps the limits on price and time",
+        numbers=(
+            f"the cheapest device costs {min(prices):.4g} an hour, the fastest plan takes {ms(step_s)}; "
+            f"limits: {job.max_price_per_hour or 'none'} an hour, {job.max_step_s or 'none'} s a step"
+        ),
+        remedy="a higher limit, or a smaller global batch",
+    )
 
 
 def _misfit(pool: Pool, groups: tuple[Group, ...], given: dict[str, int]) -> NoPlanFitsError:

@@ -23,6 +23,7 @@ class Group:
     cap: int
     refusal: str = ""
     banned: frozenset[int] = frozenset()
+    price_per_hour: float | None = None
 
 
 def usable_bytes(device: Device, margin: float) -> float:
@@ -65,7 +66,9 @@ def groups_of(fleet: Fleet, profile: Profile, job: Job) -> tuple[Group, ...]:
         except OutOfRangeError as e:
             costs[kind] = f"{e.what} ({e.numbers})"
     return tuple(
-        replace(_group(devices, key[2], costs[key[0]], job), banned=key[-1] or frozenset())
+        replace(
+            _group(devices, key[2], costs[key[0]], job), banned=key[-1] or frozenset(), price_per_hour=key[4]
+        )
         for key, devices in members.items()
     )
 

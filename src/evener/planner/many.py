@@ -9,6 +9,7 @@ import numpy as np
 from evener.core.job import Job
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.cost.evaluate import pipeline_cost
+from evener.planner.aim import Aim
 from evener.planner.balance import balance
 from evener.planner.blocks import Tables
 from evener.planner.groups import Group
@@ -22,11 +23,35 @@ _ALIGNED_FROM = 16
 
 
 def classes_of(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Groups of one kind, memory and wishes as one class, whatever their host."""
+    """Groups of one kind, memory, price and wishes as one class, whatever their host."""
     merged: dict[tuple, list[Group]] = {}
     for g in groups:
-        merged.setdefault((g.kind, g.usable_bytes, g.banned), []).append(g)
+        merged.setdefault((g.kind, g.usable_bytes, g.banned, g.price_per_hour), []).append(g)
     return tuple(replaced(held[0], names=tuple(n for g in held for n in g.names)) for held in merged.values())
+
+
+def affordable(tables: Tables, aim: Aim) -> list[Tables]:
+    """The tables as they are; where money counts, also with each class alone, all within the price limit.
+
+    Over the limit the classes that are dearest for their speed go first.
+    """
+    if not aim.prices:
+        return [tables]
+    found = []
+    for chosen in (tables.groups, *((g,) for g in tables.groups)):
+        kept = []
+        left = aim.max_price_per_hour if aim.max_price_per_hour is not None else float("inf")
+        for g in sorted(chosen, key=lambda g: aim.prices[g.names[0]] * tables.seconds_a_sample(g)):
+            price = aim.prices[g.names[0]]
+            count = len(g.names) if price * len(g.names) <= left else int(left / price)
+            if count:
+                kept.append(replaced(g, names=g.names[:count]))
+                left -= count * price
+        if tuple(kept) == tables.groups:
+            found.append(tables)
+        elif kept:
+            found.append(Tables(model=tables.model, groups=tuple(kept)))
+    return found
 
 
 def search_many(tables: Tables, job: Job) -> tuple[list[Plan], float]:

@@ -5,13 +5,14 @@ and the reduction behind the last backward, which an option on its own cannot kn
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from evener.core.plan import Plan
 from evener.cost.evaluate import PipelineCost, pipeline_cost, step_seconds
+from evener.planner.aim import Aim
 from evener.planner.assemble import Names, curve_of, pipeline_of, plan_of
 from evener.planner.balance import balance
 from evener.planner.blocks import Tables
@@ -22,30 +23,41 @@ Parts = tuple[tuple[Option, int], ...]
 
 @dataclass(kw_only=True)
 class Judge:
-    """Evaluates combinations and remembers the best one."""
+    """Evaluates combinations by the aim and remembers the best one; values are seconds or money a step."""
 
     tables: Tables
     global_batch: int
-    best_s: float = float("inf")
+    aim: Aim
+    best_value: float = float("inf")
     best: Parts = ()
     _seen: dict[Parts, float] = field(default_factory=dict)
     _costs: dict[tuple, PipelineCost] = field(default_factory=dict)
 
     def __call__(self, parts: Parts) -> float:
-        """Seconds a step; of combinations whose compute alone is no faster than the best, only that."""
+        """The value of a combination; of one whose compute alone is no better than the best, only that."""
         parts = tuple((o, n) for o, n in parts if n)
         if not all(o.allows(n) for o, n in parts):
             return float("inf")
         if parts not in self._seen:
             names = Names(self.tables)
             costs = [self._cost(option, n, names) for option, n in parts]
-            seconds = max(c.end_s for c in costs)
-            if seconds < self.best_s:
-                seconds = step_seconds(self.tables.model, costs)
-            self._seen[parts] = seconds
-            if seconds < self.best_s * (1 - 1e-12):
-                self.best_s, self.best = seconds, parts
+            devices = [h.device for c in costs for h in c.holders]
+            value = self.aim.value(max(c.end_s for c in costs), devices)
+            if value < self.best_value:
+                value = self.aim.value(step_seconds(self.tables.model, costs), devices)
+            self._seen[parts] = value
+            if value < self.best_value * (1 - 1e-12):
+                self.best_value, self.best = value, parts
         return self._seen[parts]
+
+    def price(self, division: Sequence[Counts]) -> float:
+        """What a second of these devices costs, by the first of each group."""
+        names = [
+            n
+            for g, group in enumerate(self.tables.groups)
+            for n in group.names[: sum(counts[g] for counts in division)]
+        ]
+        return self.aim.weight(names)
 
     def _cost(self, option: Option, samples: int, names: Names) -> PipelineCost:
         taken = names.take(option)
@@ -89,7 +101,7 @@ def search(judge: Judge, counts: Counts, options: dict[Counts, list[Option]], mo
         held = [curves[c, len(division) > 1][0] for c in division]
         balanced = balance(total, held, [1] * len(division))
         if balanced is not None and balanced[0] < float("inf"):
-            drafts.append((balanced[0], division, [row[0] for row in balanced[1]]))
+            drafts.append((balanced[0] * judge.price(division), division, [row[0] for row in balanced[1]]))
     drafts.sort(key=lambda d: d[0])
     starts: list[tuple[float, Parts]] = []
     for place, (_, division, samples) in enumerate(drafts[:most]):

@@ -6,22 +6,23 @@ from msgspec.structs import replace
 
 from evener.core.plan import Pipeline, Plan, Stage
 from evener.cost.evaluate import evaluate
+from evener.planner.aim import Aim
 from evener.planner.blocks import Tables
 
 FEW_STAGES = 24
 _MOST_STEPS = 60
 
 
-def shifted(tables: Tables, plan: Plan) -> Plan:
-    """`plan` improved until no neighbour is faster; plans of more than `FEW_STAGES` stages as they are."""
+def shifted(tables: Tables, plan: Plan, aim: Aim) -> Plan:
+    """`plan` improved until no neighbour is better; plans of more than `FEW_STAGES` stages as they are."""
     if sum(len(p.stages) for p in plan.pipelines) > FEW_STAGES:
         return plan
-    best_s = evaluate(tables.model, plan).step_s
+    best = aim.value(evaluate(tables.model, plan).step_s, plan.devices)
     for _ in range(_MOST_STEPS):
         for other in _neighbours(tables, plan):
-            seconds = evaluate(tables.model, other).step_s
-            if seconds < best_s * (1 - 1e-9):
-                plan, best_s = other, seconds
+            value = aim.value(evaluate(tables.model, other).step_s, other.devices)
+            if value < best * (1 - 1e-9):
+                plan, best = other, value
                 break
         else:
             break

@@ -7,7 +7,7 @@ step.
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import mul
@@ -15,6 +15,7 @@ from operator import mul
 from evener.core.collectives import all_reduce_seconds, ring
 from evener.core.fleet import Fleet
 from evener.cost.overlap import Bucket, Tail, tail
+from evener.planner.aim import Aim
 from evener.planner.balance import balance
 from evener.planner.groups import Group
 from evener.planner.loads import Load, LoadCurve
@@ -124,65 +125,68 @@ class Pool:
         return [bisect_right(curve, seconds) - 1 for curve in self._unhindered]
 
 
-def best_split(pool: Pool, allowed: Callable[[Counts], bool] = lambda _: True) -> tuple[Split | None, float]:
-    """(best split, seconds that no subset can beat). The two agree where every subset was covered."""
+def best_split(pool: Pool, aim: Aim) -> tuple[Split | None, float]:
+    """(best split, a value that no subset can beat). The two agree where every subset was covered."""
     sizes = [len(g.names) for g in pool.groups]
     number = 1
     for size in sizes:
         number *= size + 1
     if number <= _FEW_SETS:
-        best = _of_all(pool, allowed, itertools.product(*(range(k, -1, -1) for k in sizes)))
-        return best, best.step_s if best else float("inf")
-    best = _improved(pool, allowed, sizes)
-    return best, min(pool.bound_s(tuple(sizes)), best.step_s if best else float("inf"))
+        best = _of_all(pool, aim, itertools.product(*(range(k, -1, -1) for k in sizes)))
+        return best, aim.value(best.step_s, best.samples) if best else float("inf")
+    best = _improved(pool, aim, sizes)
+    return best, 0.0 if aim.by_money else pool.bound_s(tuple(sizes))
 
 
-def _of_all(pool: Pool, allowed: Callable[[Counts], bool], sets: Iterator[Counts]) -> Split | None:
-    """Every subset, but those whose devices cannot take the batch in less than the best time so far."""
+def _of_all(pool: Pool, aim: Aim, sets: Iterator[Counts]) -> Split | None:
+    """Every subset, but those whose devices cannot take the batch in less than the best value so far."""
     best: Split | None = None
-    room: list[int] = []
+    value = float("inf")
     for counts in sorted(sets, key=sum):
-        if not any(counts) or not allowed(counts):
+        names = pool.names(counts)
+        if not names or not aim.allowed(names):
             continue
         if best is not None:
-            if sum(map(mul, room, counts)) < pool.global_batch:
+            limit = value / aim.weight(names)
+            if sum(map(mul, pool.room(limit), counts)) < pool.global_batch:
                 continue
-            in_time = pool.room(best.step_s - pool.tail(pool.names(counts)).least_s)
+            in_time = pool.room(limit - pool.tail(names).least_s)
             if sum(map(mul, in_time, counts)) < pool.global_batch:
                 continue
         found = pool.split(counts)
-        if found is not None and (best is None or found.step_s < best.step_s):
-            best = found
-            room = pool.room(best.step_s)
+        if found is not None and aim.value(found.step_s, found.samples) < value:
+            best, value = found, aim.value(found.step_s, found.samples)
     return best
 
 
-def _improved(pool: Pool, allowed: Callable[[Counts], bool], sizes: Sequence[int]) -> Split | None:
-    """From all devices, from the fastest groups and from one device, drop or add devices while that helps."""
-    speed = sorted(range(len(sizes)), key=lambda g: pool.seconds_alone(g))
-    starts = [tuple(sizes), tuple(int(g == speed[0]) for g in range(len(sizes)))]
+def _improved(pool: Pool, aim: Aim, sizes: Sequence[int]) -> Split | None:
+    """From all devices, from the best groups and from one device, drop or add devices while that helps."""
+    worth = sorted(
+        range(len(sizes)), key=lambda g: pool.seconds_alone(g) * aim.weight(pool.groups[g].names[:1])
+    )
+    starts = [tuple(sizes), tuple(int(g == worth[0]) for g in range(len(sizes)))]
     for most in sorted({1, 2, *(len(sizes) * k // 8 for k in range(1, 8))} - {0}):
-        starts.append(tuple(k if g in speed[:most] else 0 for g, k in enumerate(sizes)))
+        starts.append(tuple(k if g in worth[:most] else 0 for g, k in enumerate(sizes)))
     tried: set[Counts] = set()
-    best, counts = None, tuple(sizes)
+    best, value, counts = None, float("inf"), tuple(sizes)
 
     def attempt(other: Counts) -> None:
-        nonlocal best, counts
-        if other in tried or not any(other) or not allowed(other) or len(tried) >= _MOST_TRIED:
+        nonlocal best, value, counts
+        if other in tried or not any(other) or len(tried) >= _MOST_TRIED:
             return
         tried.add(other)
-        found = pool.split(other)
-        if found is not None and (best is None or found.step_s < best.step_s * (1 - 1e-9)):
-            best, counts = found, pool.counts_of(found.samples)
+        found = pool.split(other) if aim.allowed(pool.names(other)) else None
+        if found is not None and aim.value(found.step_s, found.samples) < value * (1 - 1e-9):
+            best, value = found, aim.value(found.step_s, found.samples)
+            counts = pool.counts_of(found.samples)
 
     for start in starts:
         attempt(start)
     before = None
     while before != counts:
         before = counts
-        for g in reversed(speed):  # the slowest first: leaving them out helps most often
-            for k in sorted(
-                {0, counts[g] // 2, max(counts[g] - 1, 0), min(counts[g] + 1, sizes[g]), sizes[g]}
-            ):
+        for g in reversed(worth):  # the worst first: leaving them out helps most often
+            near = {0, counts[g] // 2, max(counts[g] - 1, 0), min(counts[g] + 1, sizes[g]), sizes[g]}
+            for k in sorted(near):
                 attempt((*counts[:g], k, *counts[g + 1 :]))
     return best

@@ -11,11 +11,12 @@ from evener.core.profile import Profile
 from evener.cost.evaluate import CostModel, PlanCost, evaluate
 from evener.cost.step import MODEL_ERROR
 from evener.errors import NoPlanFitsError
+from evener.planner.aim import aim_of
 from evener.planner.baselines import baselines
 from evener.planner.blocks import Tables
-from evener.planner.bound import least_seconds_of_any
+from evener.planner.bound import least_money_of_any, least_seconds_of_any
 from evener.planner.groups import gib, groups_of, ms
-from evener.planner.many import classes_of, search_many
+from evener.planner.many import affordable, classes_of, search_many
 from evener.planner.options import Counts, Option, options_of, sub_counts
 from evener.planner.partitions import Judge, search
 from evener.planner.predict import pool_of, solo_rates
@@ -36,33 +37,47 @@ def plan_whole(fleet: Fleet, profile: Profile, job: Job, flat: PlanResult | None
     model = CostModel(fleet=fleet, profile=profile)
     tables = Tables(model=model, groups=groups)
     counts = tuple(len(g.names) for g in groups)
+    aim = aim_of(fleet, job)
     others = baselines(tables, job)
-    candidates = [p for _, p in others if p is not None]
+    plans = [p for _, p in others if p is not None]
     bound = least_seconds_of_any(tables, job)
     if num_orders(counts) <= _FEW_ORDERS:
-        judge = Judge(tables=tables, global_batch=job.global_batch)
+        judge = Judge(tables=tables, global_batch=job.global_batch, aim=aim)
         search_few(judge, counts, job)
-        candidates += [judge.plan(judge.best)] if judge.best else []
+        plans += [judge.plan(judge.best)] if judge.best else []
     else:
         if math.prod(k + 1 for k in counts) > _EXACT_STATES:
             tables = Tables(model=model, groups=classes_of(groups))
-        plans, many_bound = search_many(tables, job)
-        candidates, bound = candidates + plans, max(bound, many_bound)
+        for fewer in affordable(tables, aim):
+            more, many_bound = search_many(fewer, job)
+            plans, bound = plans + more, max(bound, many_bound if fewer is tables else 0.0)
     if flat is not None:
-        candidates.append(flat.plan)
-    if not candidates:
+        plans.append(flat.plan)
+    if not plans:
         raise _nothing_fits(tables, job)
-    priced = [(evaluate(model, p), p) for p in candidates]
-    cost, best = min(priced, key=lambda x: x[0].step_s)
-    best = shifted(tables, best)
+    best = min(plans, key=lambda p: aim.value(evaluate(model, p).step_s, p.devices))
+    best = shifted(tables, best, aim)
     cost = evaluate(model, best)
-    if job.max_step_s is not None and cost.step_s > job.max_step_s:
-        raise NoPlanFitsError(
-            f"the fastest plan misses the limit of {ms(job.max_step_s)} a step",
-            numbers=f"it takes {ms(cost.step_s)}, and no plan can take less than {ms(bound)}",
-            remedy=f"max_step_s of {cost.step_s:.4g} or more, a smaller global batch, or more devices",
-        )
-    return _result(tables, job, best, cost, others, flat, bound)
+    if aim.value(cost.step_s, best.devices) == math.inf or cost.step_s > (job.max_step_s or math.inf):
+        raise _limits_clash(model, job, plans, bound)
+    least = least_money_of_any(tables, job, aim.prices) if aim.by_money else bound
+    gap = max(0.0, 1 - least / aim.value(cost.step_s, best.devices))
+    return _result(tables, job, best, cost, others, flat, gap)
+
+
+def _limits_clash(model: CostModel, job: Job, plans: list[Plan], bound: float) -> NoPlanFitsError:
+    fastest = min(plans, key=lambda p: evaluate(model, p).step_s)
+    step_s = evaluate(model, fastest).step_s
+    prices = [d.price_per_hour for d in map(model.fleet.device, fastest.devices)]
+    price = sum(p.value for p in prices if p)
+    return NoPlanFitsError(
+        "no plan keeps the limits on time and price",
+        numbers=(
+            f"the fastest takes {ms(step_s)} at {price:.4g} an hour, no plan can take less than {ms(bound)}; "
+            f"limits: {job.max_step_s or 'none'} s a step, {job.max_price_per_hour or 'none'} an hour"
+        ),
+        remedy=f"max_step_s of {step_s:.4g} or more at that price, a smaller global batch, or more devices",
+    )
 
 
 def search_few(judge: Judge, counts: Counts, job: Job) -> None:
@@ -105,7 +120,7 @@ def _result(
     cost: PlanCost,
     others: list[tuple[str, Plan | None]],
     flat: PlanResult | None,
-    bound: float,
+    gap: float,
 ) -> PlanResult:
     model = tables.model
     edges = []
@@ -130,7 +145,6 @@ def _result(
         if d.name not in used
     )
     limits = limiter_of(cost)
-    gap = max(0.0, 1 - bound / cost.step_s)
     plan = replace(best, prediction=prediction, left_out=out, why=limits)
     alternatives = [
         Alternative(

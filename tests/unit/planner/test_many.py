@@ -147,7 +147,7 @@ def test_the_soonest_packing_takes_the_batch():
 
 
 def test_the_bound_of_any_shape():
-    """8 samples; 1 and 3 s a sample: 6 s. Two layers, each device 1 s on one and 3 s on the other: 8 s, not 16."""
+    """8 samples; 1 and 3 s a sample: 6 s. Two layers, each device 1 s on one, 3 s on the other: 8 s."""
     one = [[1.0], [3.0]]
     assert least_seconds_of_any(tables_of(one), Job(global_batch=8)) == pytest.approx(6)
     crossed = [[1.0, 3.0], [3.0, 1.0]]
