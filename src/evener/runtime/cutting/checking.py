@@ -15,6 +15,7 @@ from evener.errors import ModelError
 from evener.runtime.cutting.call import Call
 from evener.runtime.cutting.observing import untouched
 from evener.runtime.cutting.program import TraceError
+from evener.runtime.cutting.stage import StageModule
 
 SEED = 20240229
 Tensors = tuple[Tensor, ...]
