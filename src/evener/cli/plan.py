@@ -3,10 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -14,11 +15,14 @@ from evener.core.files import read, write
 from evener.core.fleet import Fleet
 from evener.core.job import Job
 from evener.core.profile import Profile
-from evener.errors import UsageError
-from evener.planner import PlanResult
+from evener.errors import NoPlanFitsError, UsageError
+from evener.planner import Alternative, PlanResult
 from evener.planner import plan as best_plan
 from evener.planner.choose import Shapes
 from evener.planner.groups import gib, ms
+from evener.planner.what_if import SPELLING, World, changed
+
+Objective = Literal["time", "money"]
 
 
 def plan(
@@ -37,13 +41,25 @@ def plan(
     shapes: Annotated[
         Shapes, typer.Option(help="What to consider; auto: pipelines only if no device holds the model.")
     ] = "auto",
+    place: Annotated[
+        list[str] | None,
+        typer.Option(help="Where layers run: blocks.0-5=lab1/gpu0, embed=KIND, head=cpu. May be repeated."),
+    ] = None,
+    objective: Annotated[
+        Objective, typer.Option(help="What to make small: seconds or money a step.")
+    ] = "time",
+    max_step: Annotated[float | None, typer.Option(help="Seconds a step at most.")] = None,
+    max_price: Annotated[float | None, typer.Option(help="Price an hour at most, all devices.")] = None,
+    what_if: Annotated[
+        list[str] | None, typer.Option(help=f"Also plan a changed fleet: {SPELLING}. May be repeated.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Find the best plan for a fleet and a profile, and say why."""
-    devices = read(fleet, Fleet)
+    devices, measured = read(fleet, Fleet), read(profile, Profile)
     job = job_from(
         devices,
         batch,
@@ -51,13 +67,43 @@ def plan(
         micro_batch=micro_batch,
         memory_margin=memory_margin,
         keep_all=keep_all,
+        place=parse_place(place or []),
+        objective=objective,
+        max_step_s=max_step,
+        max_price_per_hour=max_price,
     )
-    result = best_plan(devices, read(profile, Profile), job, shapes=shapes)
+    result = best_plan(devices, measured, job, shapes=shapes)
+    worlds = [_what_if(World(fleet=devices, profile=measured), x, job, shapes) for x in what_if or []]
+    result = replace(result, alternatives=(*result.alternatives, *worlds))
     if output is not None:
         write(output, result.plan)
     show(result, Console(file=sys.stderr if as_json else sys.stdout, highlight=False))
     if as_json:
         print(json.dumps(as_object(result)))
+
+
+def _what_if(world: World, change: str, job: Job, shapes: Shapes) -> Alternative:
+    """The best plan of a changed world, as an alternative."""
+    other = changed(world, change)
+    try:
+        found = best_plan(other.fleet, other.profile, job, shapes=shapes).plan
+    except NoPlanFitsError as e:
+        return Alternative(name=f"what if {change}", note=f"{e.what} ({e.numbers})")
+    assert found.prediction is not None
+    return Alternative(
+        name=f"what if {change}", step_s=found.prediction.step_s, samples=found.samples_by_device()
+    )
+
+
+def parse_place(words: list[str]) -> dict[str, str]:
+    """Wishes from "pattern=target". UsageError for another spelling."""
+    wishes = {}
+    for word in words:
+        pattern, equals, target = word.partition("=")
+        if not (pattern and equals and target):
+            raise UsageError(f"cannot read the wish {word!r}", remedy="blocks.0-5=lab1/gpu0 or head=cpu")
+        wishes[pattern] = target
+    return wishes
 
 
 def job_from(fleet: Fleet, batch: int | None, batch_per_device: str | None, **wishes: Any) -> Job:
@@ -156,4 +202,5 @@ def show(result: PlanResult, console: Console) -> None:
     for reason in result.reasons:
         console.print(reason)
     for other in result.alternatives:
-        console.print(f"instead, {other.name}: {ms(other.step_s) if other.step_s else other.note}")
+        lead = "" if other.name.startswith("what if") else "instead, "
+        console.print(f"{lead}{other.name}: {ms(other.step_s) if other.step_s else other.note}")
