@@ -8,7 +8,7 @@ mask.all():`) decides the steps for this example only, and is refused.
 import operator
 import os
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ READS_DATA = {
     "__bool__", "__contains__", "__int__", "__float__", "__index__", "__complex__", "item", "tolist", "numpy",
     "__array__", "equal", "allclose", "is_nonzero",
 }  # fmt: skip
+_SELECTING = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "repeat_interleave"}
 _OPERATORS: dict[str, Callable] = {"__getitem__": operator.getitem, "__setitem__": operator.setitem}
 _CONSTANTS = (int, float, complex, bool, str, bytes, type(None), type(...), torch.dtype, torch.device,
               torch.layout, torch.memory_format)  # fmt: skip
@@ -199,6 +200,10 @@ class _Recorder(TorchFunctionMode):
             return value
         node = self.graph.call_function(function, self.argument(args, function.__name__))
         node.meta["number"] = True
+        if any(n.meta.get("selects") for tensor in node.all_input_nodes for n in _glue_before(tensor)):
+            raise TraceError(
+                f"the forward reads a size that depends on the values of a tensor {self._where()}"
+            )
         traced: Any = _Int(value) if isinstance(value, int) else _Float(value)
         traced.node, traced.recorder = node, self
         return traced
@@ -206,6 +211,7 @@ class _Recorder(TorchFunctionMode):
     def _step(self, func: Callable, args: Any, kwargs: Any, value: Any) -> Any:
         what = getattr(func, "__name__", str(func))
         node = self._call(func, what, self.argument(tuple(args), what), self.argument(kwargs, what))
+        node.meta["selects"] = _selects(what, args)
         return self._bound(node, value, what, seen={id(a) for a in args if isinstance(a, Tensor)})
 
     def _call(self, func: Callable, name: str, args: Any, kwargs: Any) -> fx.Node:
@@ -290,13 +296,33 @@ def _nodes_in(argument: Any) -> list[fx.Node]:
     return found
 
 
+def _glue_before(node: fx.Node) -> Iterator[fx.Node]:
+    """`node` and the steps it is computed from, back to sizes, layers and inputs."""
+    seen, ahead = {node}, [node]
+    while ahead:
+        step = ahead.pop()
+        yield step
+        if step.op in ("call_function", "call_method") and step.target is not size_at:
+            new = [n for n in step.all_input_nodes if n not in seen]
+            seen.update(new)
+            ahead += new
+
+
 def _holds_data(node: fx.Node) -> bool:
     """True where a value depends on more than sizes."""
-    if node.op not in ("call_function", "call_method") or any(
-        word in str(node.target).lower() for word in RANDOM_WORDS
-    ):
-        return True
-    return node.target is not size_at and any(_holds_data(n) for n in node.all_input_nodes)
+    return any(
+        n.op not in ("call_function", "call_method")
+        or any(word in str(n.target).lower() for word in RANDOM_WORDS)
+        for n in _glue_before(node)
+    )
+
+
+def _selects(name: str, args: Any) -> bool:
+    """True for functions whose result is as large as the values say."""
+    index = args[1] if name == "__getitem__" else ()
+    parts = index if isinstance(index, tuple) else (index,)
+    masked = any(isinstance(p, Tensor) and p.dtype in (torch.bool, torch.uint8) for p in parts)
+    return masked or name in _SELECTING or (name == "where" and len(args) == 1)
 
 
 def _members(value: Any):

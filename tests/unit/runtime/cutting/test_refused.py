@@ -54,6 +54,16 @@ def test_a_branch_on_values_names_the_line_and_the_layer_before_it() -> None:
     )
 
 
+def test_a_branch_on_how_many_values_were_selected() -> None:
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if h[h > 0].shape[0] > 2:
+            h = -h
+        return self.c(self.b(h))
+
+    refused(chain(forward), ALL, ModelError, "a size that depends on the values", "after layer 'a'")
+
+
 def test_a_branch_on_values_inside_of_a_layer_is_no_matter() -> None:
     class Inner(nn.Module):
         def __init__(self) -> None:
