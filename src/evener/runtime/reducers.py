@@ -49,13 +49,15 @@ def segments_of(
         for name in names:
             holders.setdefault(ties.get(name, name), set()).add(stage)
     place = {name: i for i, name in enumerate(order)}
+    # One order of devices for all: (a, b) and (b, a) would be two groups whose sums overtake one another.
+    everyone = list(dict.fromkeys(d for s in sorted(devices_by_stage) for d in devices_by_stage[s]))
     by_stages: dict[Stages, list[str]] = {}
     for name in sorted(holders, key=place.__getitem__):
         by_stages.setdefault(frozenset(holders[name]), []).append(name)
     found = [
         Segment(
             stages=stages,
-            devices=tuple(dict.fromkeys(d for s in sorted(stages) for d in devices_by_stage[s])),
+            devices=tuple(d for d in everyone if any(d in devices_by_stage[s] for s in stages)),
             names=tuple(names),
         )
         for stages, names in by_stages.items()

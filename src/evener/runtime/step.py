@@ -148,10 +148,7 @@ class Step:
     def _backward(self, action: str, part: Part, key: Key) -> None:
         alive = self._alive.pop(key)
         self._left[part.stage] -= 1
-        gradients: Carry = ()
-        if not part.is_last:
-            needed = [s for s, t in zip(part.gives, alive.outputs, strict=True) if t.requires_grad]
-            gradients = join_samples(self._collected("B", key), needed, _sum)
+        gradients = () if part.is_last else self._gradients(part, alive, key)
         counts = alive.loss is not None if part.is_last else bool(alive.outputs and gradients)
         if self.share.health != HEALTHY or not counts:
             self._give_back(key, [])
@@ -167,6 +164,17 @@ class Step:
             action, lambda: part.backward(alive, seed, gradients), (alive.shapes, last), "backward"
         )
         self._give_back(key, work or [])
+
+    def _gradients(self, part: Part, alive: Alive, key: Key) -> Carry:
+        """What came back for this micro-batch; zeros for samples that do not count, if others do."""
+        came = self._collected("B", key)
+        needed = [(s, t) for s, t in zip(part.gives, alive.outputs, strict=False) if t.requires_grad]
+        slots, outputs = [s for s, _ in needed], tuple(t for _, t in needed)
+        if any(came) and not all(came):
+            sizes = tuple(p.samples for p in self._pieces("F", key) if p.source == self.here)
+            cuts = cut_samples(outputs, slots, sizes)
+            came = [c or tuple(map(torch.zeros_like, cut)) for c, cut in zip(came, cuts, strict=True)]
+        return join_samples(came, slots, _sum)
 
     def _guarded(self, action: str, work: Callable[[], Any], signature: tuple, phase: str) -> Any:
         """The result of `work`, or None after running out of memory, which is a vote and no crash."""
