@@ -6,10 +6,12 @@ The model is that of examples/text.py, the devices are those of examples/fleets,
 Devices alone and both rivals are measured in this one run.
 """
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
-from common import TEXT, Bar, Run, finish, fleet_named, parser, say, train
+from common import ROOT, TEXT, Bar, Run, finish, fleet_named, parser, say, train
 from overhead import CASES, overhead
 from paced import ddp_step_s, solo_samples_per_s
 
@@ -17,7 +19,8 @@ from evener.core.fleet import Fleet
 from evener.core.split import apportion
 
 GLOBAL_BATCH = 240  # of examples/text.py
-SMALL_BATCH = 24  # a few samples a device, so that what a step costs at any size matters
+IMAGES = ROOT / "examples" / "images.py"
+IMAGES_BATCH = 96  # few samples a device, so that what a step costs at any size matters
 CANDIDATES = (30, 60, 120)
 
 
@@ -58,22 +61,28 @@ def ddp_on_equal(*, quick: bool) -> dict[str, Any]:
     return {"ddp_efficiency_on_equal": rate / sum(alone.values()), "equal_timings_hold": held}
 
 
-def against_nominal_speed(*, quick: bool) -> dict[str, Any]:
+def against_nominal_speed(script: Path, batch: int, *, quick: bool) -> dict[str, Any]:
     """Shares in proportion to the fleet file's FLOP/s, without a cost model, against the planner's."""
     fleet = fleet_named("gpu-and-cpu")
     steps = 6 if quick else 16
-    planned = train(fleet, steps=steps, global_batch=SMALL_BATCH)
+    planned = train(fleet, script=script, steps=steps, global_batch=batch)
     speeds = [d.flops["float32"].value for d in fleet.devices]
-    shares = dict(zip((d.name for d in fleet.devices), apportion(SMALL_BATCH, speeds), strict=True))
+    shares = dict(zip((d.name for d in fleet.devices), apportion(batch, speeds), strict=True))
     naive = train(
-        fleet, steps=steps, global_batch=SMALL_BATCH, profile=planned.profile, batch_per_device=shares
+        fleet,
+        script=script,
+        steps=steps,
+        global_batch=batch,
+        profile=planned.profile,
+        batch_per_device=shares,
     )
-    say(f"shares by nominal speed {_shares(naive)}: {naive.report.samples_per_s:.1f} samples/s")
-    say(f"planned shares {_shares(planned)}: {planned.report.samples_per_s:.1f} samples/s")
+    for who, run in (("nominal speed", naive), ("plan", planned)):
+        say(f"{script.stem}, shares by {who} {_shares(run)}: {run.report.samples_per_s:.1f} samples/s")
     return {
-        "speedup_over_share_by_speed": planned.report.samples_per_s / naive.report.samples_per_s,
+        "speedup": planned.report.samples_per_s / naive.report.samples_per_s,
         "share_by_speed": shares,
         "share_by_plan": planned.plan.samples_by_device(),
+        "timings_hold": planned.timings_hold and naive.timings_hold,
     }
 
 
@@ -91,7 +100,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure everything; 1 when a bar was missed."""
     options = parser(__doc__ or "").parse_args(arguments)
     quick = options.quick
-    figures = against_ddp(quick=quick) | ddp_on_equal(quick=quick) | against_nominal_speed(quick=quick)
+    os.environ["EVENER_EXAMPLE_DATA"] = "digits"
+    figures = against_ddp(quick=quick) | ddp_on_equal(quick=quick)
+    by_speed = {
+        "images": against_nominal_speed(IMAGES, IMAGES_BATCH, quick=quick),
+        "text": against_nominal_speed(TEXT, GLOBAL_BATCH, quick=quick),
+    }
+    figures |= {"speedup_over_share_by_speed": by_speed["images"]["speedup"], "share_by_speed": by_speed}
     cases = [overhead(name, 12 if quick else 200) for name in CASES]
     worst = max(cases, key=lambda case: case["ratio"] - case["bar"])
     figures |= {"overhead_on_equal": worst["ratio"], "overhead_control": worst["control"], "overhead": cases}
