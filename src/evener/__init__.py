@@ -11,6 +11,8 @@ _HOME = {
     "train": "evener.session.loop",
     "prepare": "evener.session.drop_in",
     "verify": "evener.session.exactness",
+    "Pipe": "evener.integrations.pipe",
+    "auto_balance": "evener.integrations.balancing",
     "EvenerError": "evener.errors",
     "Fleet": "evener.core.fleet",
     "Device": "evener.core.fleet",
