@@ -8,6 +8,7 @@ import numpy as np
 
 from evener.core.figures import Figure
 from evener.core.profile import Profile, StepTiming
+from evener.cost.layers import layer_cost
 from evener.cost.memory import model_bytes, stage_memory
 from evener.errors import OutOfRangeError, UnknownNameError
 
@@ -62,6 +63,8 @@ def step_cost(profile: Profile, kind: str, side: int = 0) -> StepCost:
     has neither for `kind`; OutOfRangeError when no measured size fitted.
     """
     rows = [s for s in profile.steps if s.kind == kind] or _steps_from_layers(profile, kind)
+    if not rows and any(t.kind == kind for t in profile.timings):
+        layer_cost(profile, kind)  # says which layer is missing
     if not rows:
         known = ", ".join(profile.kinds) or "none"
         raise UnknownNameError(
@@ -121,7 +124,7 @@ def _steps_from_layers(profile: Profile, kind: str) -> list[StepTiming]:
         if len(here) < len(profile.layers):
             continue
         fits = all(t.fits for t in here.values())
-        complete = fits and all(t.forward_s and t.backward_s for t in here.values())
+        complete = fits and all(t.forward_s for t in here.values())
         if fits and not complete:
             continue
         held = _held_bytes(profile, size)

@@ -7,14 +7,14 @@ line in m. For each set of devices only the lines that are lowest somewhere are 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
 from evener.planner.blocks import Block, Tables
+from evener.planner.suffixes import Suffixes
 
 Counts = tuple[int, ...]
-_MOST_CUTS = 4000
+_MOST_SHORT = 5
 KEPT = 12
 CUTS_KEPT = 2
 
@@ -67,16 +67,16 @@ def sub_counts(counts: Counts) -> Iterator[Counts]:
             yield chosen
 
 
-def options_of(
-    tables: Tables, counts: Counts, sizes: tuple[int, ...], global_batch: int, most_members: int
-) -> list[Option]:
+def options_of(suffixes: Suffixes, counts: Counts, global_batch: int, most_members: int) -> list[Option]:
     """The options of exactly these devices that are fastest for some number of samples."""
     found: list[Option] = []
+    tables = suffixes.tables
     for blocks in sequences(counts, most_members):
         if len(blocks) <= tables.num_layers:
-            short = range(1, len(blocks)) if tables.is_tight(blocks) else ()
+            longest = min(len(blocks), _MOST_SHORT if suffixes.tries_all(len(blocks)) else 2)
+            short = range(1, longest) if tables.is_tight(blocks) else ()
             for most in (None, *short):
-                found += _best_cuts(tables, blocks, sizes, global_batch, most)
+                found += _best_cuts(suffixes, blocks, global_batch, most)
     return lowest(found, global_batch)
 
 
@@ -109,15 +109,17 @@ def seconds_of(options: Sequence[Option], samples: np.ndarray, *, beside: bool) 
 
 
 def _best_cuts(
-    tables: Tables, blocks: tuple[Block, ...], sizes: tuple[int, ...], global_batch: int, most: int | None
+    suffixes: Suffixes, blocks: tuple[Block, ...], global_batch: int, most: int | None
 ) -> list[Option]:
     """The best cuts of one order for each micro-batch size, all at once; arrays are sizes × cuts.
 
     With `most` for runs of so few micro-batches that less memory is held.
     """
-    count = len(blocks)
-    cuts = _cuts(tables.num_layers, count)
-    held = [min(count - s, most or count) for s in range(count)]
+    tables, sizes, count = suffixes.tables, suffixes.sizes, len(blocks)
+    held = tuple(min(count - s, most or count) for s in range(count))
+    cuts = suffixes.cuts(blocks, held)
+    if not len(cuts):
+        return []
     forward, backward = [], []
     for s, block in enumerate(blocks):
         f, b = tables.stacked(block, sizes, held[s])
@@ -196,9 +198,3 @@ def _period(work: np.ndarray, sends: np.ndarray) -> np.ndarray:
 
 def _some_numbers(most: int) -> list[int]:
     return sorted({1, 2, 3, most, *(2**k for k in range(2, most.bit_length()))} & set(range(1, most + 1)))
-
-
-@cache
-def _cuts(num_layers: int, stages: int) -> np.ndarray:
-    inner = itertools.islice(itertools.combinations(range(1, num_layers), stages - 1), _MOST_CUTS)
-    return np.array([(0, *c, num_layers) for c in inner])

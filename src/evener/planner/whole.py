@@ -22,9 +22,12 @@ from evener.planner.partitions import Judge, search
 from evener.planner.predict import pool_of, solo_rates
 from evener.planner.result import Alternative, PlanResult
 from evener.planner.shift import shifted
+from evener.planner.suffixes import Suffixes
 
 _MOST_EVALUATED = 400
 _FEW_ORDERS = 1500
+_FEW_ORDERS_OF_MANY_LAYERS = 300
+_FEW_LAYERS = 12
 _EXACT_STATES = 600
 
 
@@ -41,7 +44,8 @@ def plan_whole(fleet: Fleet, profile: Profile, job: Job, flat: PlanResult | None
     others = baselines(tables, job)
     plans = [p for _, p in others if p is not None]
     bound = least_seconds_of_any(tables, job)
-    if num_orders(counts) <= _FEW_ORDERS:
+    few = _FEW_ORDERS if tables.num_layers <= _FEW_LAYERS else _FEW_ORDERS_OF_MANY_LAYERS
+    if num_orders(counts) <= few:
         judge = Judge(tables=tables, global_batch=job.global_batch, aim=aim)
         search_few(judge, counts, job)
         plans += [judge.plan(judge.best)] if judge.best else []
@@ -82,10 +86,10 @@ def _limits_clash(model: CostModel, job: Job, plans: list[Plan], bound: float) -
 
 def search_few(judge: Judge, counts: Counts, job: Job) -> None:
     """All shapes for a handful of devices."""
-    sizes = micro_batch_candidates(judge.tables, job)
+    suffixes = Suffixes(judge.tables, micro_batch_candidates(judge.tables, job))
     options: dict[Counts, list[Option]] = {}
     for some in sub_counts(counts):
-        options[some] = options_of(judge.tables, some, sizes, job.global_batch, 3)
+        options[some] = options_of(suffixes, some, job.global_batch, 3)
     search(judge, counts, options, _MOST_EVALUATED)
 
 
