@@ -1,15 +1,22 @@
-"""Last touches on a plan of few stages: move cuts, swap or drop devices, move samples, while that helps."""
+"""Last touches on a plan of few stages: move cuts, swap, merge or drop devices, move samples, while that
+helps.
+"""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from evener.core.plan import Pipeline, Plan, Stage
+from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.cost.evaluate import evaluate
 from evener.planner.aim import Aim
 from evener.planner.blocks import Tables
 
 FEW_STAGES = 24
+MOST_MEMBERS = 3
+Run = tuple[tuple[str, ...], tuple[str, ...]]
+"""Layers and the devices that run them."""
+
 _MOST_STEPS = 60
 
 
@@ -44,36 +51,53 @@ def _neighbours(tables: Tables, plan: Plan) -> Iterator[Plan]:
 
 
 def _changed(tables: Tables, pipeline: Pipeline) -> Iterator[Pipeline]:
-    """Cuts moved by one layer, neighbours in the order swapped, one stage given to its neighbour."""
-    stages = pipeline.stages
-    for s in range(len(stages) - 1):
-        a, b = stages[s], stages[s + 1]
-        drafts = [
-            (a.layers + b.layers[:1], b.layers[1:], a, b),
-            (a.layers[:-1], a.layers[-1:] + b.layers, a, b),
-            (a.layers, b.layers, b, a),
+    """Cuts moved by a layer; neighbouring stages swapped, given to one of the two, or shared; a shared
+    stage cut in two; another micro-batch. Devices of a stage are in any order: `_fitting` gives them their
+    samples.
+    """
+    size = pipeline.micro_batch
+    runs = [(s.layers, tuple(x.devices[0] for x in s.shares)) for s in pipeline.stages]
+    for other in sorted({size - 1, size + 1, size // 2, size * 2} - {0, size}):
+        yield from _fitting(tables, pipeline, runs, other)
+    for s, ((a, on_a), (b, on_b)) in enumerate(itertools.pairwise(runs)):
+        pairs = [
+            [(a + b[:1], on_a), (b[1:], on_b)],
+            [(a[:-1], on_a), (a[-1:] + b, on_b)],
+            [(a, on_b), (b, on_a)],
+            [(a + b, on_a)],
+            [(a + b, on_b)],
+            [(a + b, on_a + on_b)],
         ]
-        for first, second, left, right in drafts:
-            if first and second:
-                pair = (replace(left, layers=first), replace(right, layers=second))
-                yield from _fitting(tables, pipeline, (*stages[:s], *pair, *stages[s + 2 :]))
-        for kept in (a, b):
-            whole = replace(kept, layers=a.layers + b.layers)
-            yield from _fitting(tables, pipeline, (*stages[:s], whole, *stages[s + 2 :]))
+        for pair in pairs:
+            if all(layers for layers, _ in pair):
+                yield from _fitting(tables, pipeline, [*runs[:s], *pair, *runs[s + 2 :]], size)
+    for s, (layers, on) in enumerate(runs):
+        half = len(layers) // 2
+        for k, name in enumerate(on if len(on) > 1 and half else ()):
+            rest = on[:k] + on[k + 1 :]
+            for two in (
+                [(layers[:half], (name,)), (layers[half:], rest)],
+                [(layers[:half], rest), (layers[half:], (name,))],
+            ):
+                yield from _fitting(tables, pipeline, [*runs[:s], *two, *runs[s + 1 :]], size)
 
 
-def _fitting(tables: Tables, pipeline: Pipeline, stages: tuple[Stage, ...]) -> Iterator[Pipeline]:
-    """The pipeline over `stages` where memory allows it, with the recomputation it then needs."""
+def _fitting(tables: Tables, pipeline: Pipeline, runs: Sequence[Run], size: int) -> Iterator[Pipeline]:
+    """The pipeline over these runs of layers where memory allows it, with the best splits and
+    recomputation.
+    """
     index = {x.name: i for i, x in enumerate(tables.model.profile.layers)}
     group_of = {n: g for g, group in enumerate(tables.groups) for n in group.names}
     made = []
-    for s, stage in enumerate(stages):
-        block = tuple(group_of[n] for n in (x.devices[0] for x in stage.shares))
-        if len(block) > 1:
+    for s, (layers, names) in enumerate(runs):
+        if len(names) > min(MOST_MEMBERS, size):
             return
-        table = tables.stage(block, pipeline.micro_batch, len(stages) - s)
-        i, j = index[stage.layers[0]], index[stage.layers[-1]] + 1
+        ordered = sorted(names, key=lambda n: group_of[n])
+        table = tables.stage(tuple(group_of[n] for n in ordered), size, len(runs) - s)
+        i, j = index[layers[0]], index[layers[-1]] + 1
         if not table.work_s[i, j] < float("inf"):
             return
-        made.append(replace(stage, recompute=bool(table.recompute[i, j])))
-    yield replace(pipeline, stages=tuple(made))
+        parts = table.splits[table.split[i, j]]
+        shares = tuple(Share(devices=(n,), samples=k) for n, k in zip(ordered, parts, strict=True))
+        made.append(Stage(layers=layers, shares=shares, recompute=bool(table.recompute[i, j])))
+    yield replace(pipeline, micro_batch=size, stages=tuple(made))
