@@ -75,8 +75,13 @@ def positions(routes: Routes, stage: int, device: str, micro_batch: int) -> tupl
 
 
 def with_micro_batch(pipeline: Pipeline, micro_batch: int) -> Pipeline:
-    """The same one-stage pipeline in micro-batches of another size."""
-    (stage,) = pipeline.stages
-    (share,) = stage.shares
-    stage = replace(stage, shares=(replace(share, samples=micro_batch),))
-    return replace(pipeline, micro_batch=micro_batch, stages=(stage,))
+    """The same pipeline in micro-batches of another size, at least one sample for each share of a stage.
+
+    Example: shares 6 and 2 of a micro-batch of 8 take 3 and 1 of one of 4.
+    """
+    stages = []
+    for stage in pipeline.stages:
+        more = apportion(micro_batch - len(stage.shares), [share.samples for share in stage.shares])
+        shares = zip(stage.shares, more, strict=True)
+        stages.append(replace(stage, shares=tuple(replace(share, samples=1 + n) for share, n in shares)))
+    return replace(pipeline, micro_batch=micro_batch, stages=tuple(stages))

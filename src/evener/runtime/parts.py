@@ -76,6 +76,11 @@ class Part:
         return self.module.named  # type: ignore[return-value]  # a stage of a cut knows the user's names
 
     @property
+    def of_stage(self) -> str:
+        """Words for errors; nothing for a whole model."""
+        return "" if self.ends is None else f" of stage {self.stage}"
+
+    @property
     def takes(self) -> Sequence[Slot]:
         """What comes in over the cut before this stage."""
         return getattr(self.module, "takes", ())

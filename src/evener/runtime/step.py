@@ -122,7 +122,9 @@ class Step:
             self._pass_on("F", key, (), ())  # nothing counts, and a mean over nothing would be NaN
             return
         alive.shapes = (shapes_of(batch), shapes_of(carry))
-        metrics = self._guarded(action, lambda: part.forward(alive, batch, carry), alive.shapes, "forward")
+        metrics = self._guarded(
+            action, lambda: part.forward(alive, batch, carry), alive.shapes, f"forward{part.of_stage}"
+        )
         if metrics is not None and part.is_last:
             self._count_loss(alive, metrics)
         self._pass_on("F", key, alive.outputs, part.gives)
@@ -161,7 +163,10 @@ class Step:
         if last:
             self.ex.holding.reducers.last_backward(part.stage)
         work = self._guarded(
-            action, lambda: part.backward(alive, seed, gradients), (alive.shapes, last), "backward"
+            action,
+            lambda: part.backward(alive, seed, gradients),
+            (alive.shapes, last),
+            f"backward{part.of_stage}",
         )
         self._give_back(key, work or [])
 

@@ -140,19 +140,22 @@ class Steps:
             )
 
     def _shrink(self, result: StepResult) -> None:
-        """Halve the micro-batch of the devices that ran out of memory; everybody then redoes the step."""
+        """Halve the micro-batch of pipelines that ran out of memory; everybody then redoes the step."""
         pipelines = list(self.plan.pipelines)
         for i, pipeline in enumerate(pipelines):
-            if pipeline.devices[0] in result.verdict.devices:
-                if pipeline.micro_batch == 1:
+            short = ", ".join(d for d in pipeline.devices if d in result.verdict.devices)
+            if short:
+                least = max(len(stage.shares) for stage in pipeline.stages)
+                if pipeline.micro_batch == least:
                     raise OutOfMemoryError(
-                        f"{pipeline.devices[0]} runs out of memory even with one sample at a time",
+                        f"{short} runs out of memory even with one sample at a time",
                         remedy="leave the device out, or a smaller model",
                     )
-                pipelines[i] = with_micro_batch(pipeline, pipeline.micro_batch // 2)
+                smaller = max(pipeline.micro_batch // 2, least)
+                pipelines[i] = with_micro_batch(pipeline, smaller)
                 self.decisions.append(
-                    f"step {result.number}: {pipeline.devices[0]} ran out of memory with micro-batch "
-                    f"{pipeline.micro_batch}; all redo the step, it goes on with {pipeline.micro_batch // 2}"
+                    f"step {result.number}: {short} ran out of memory with micro-batch "
+                    f"{pipeline.micro_batch}; all redo the step, it goes on with {smaller}"
                 )
         self.plan = msgspec.structs.replace(self.plan, pipelines=tuple(pipelines))
         self.playbook = Playbook(self.plan, self.ranks.here)
