@@ -7,6 +7,7 @@ stage 2   .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 EXACT_ACTIONS = 10_000
 """Above this many actions the steady state is continued instead of played out."""
@@ -39,18 +40,24 @@ def one_f_one_b(stages: Sequence[StageTimes], micro_batches: int) -> list[float]
     Σ t + (m - 1)·max t, and just that when the longest stage comes last. Example (K15): stages of 6 and 6
     (devices of 1 and 3 a layer, cut 6 + 2), 8 micro-batches: 54.
     """
+    return list(_ends(tuple(stages), micro_batches))
+
+
+@lru_cache(maxsize=4096)
+def _ends(stages: tuple[StageTimes, ...], micro_batches: int) -> tuple[float, ...]:
+    """`one_f_one_b`, remembered: large plans have many pipelines that are alike."""
     if len(stages) == 1:
         only = stages[0]
         last = (only.forward_s if only.last_forward_s is None else only.last_forward_s) + (
             only.backward_s if only.last_backward_s is None else only.last_backward_s
         )
-        return [only.start_s + (micro_batches - 1) * only.work_s + last]
+        return (only.start_s + (micro_batches - 1) * only.work_s + last,)
     most = max(8 * len(stages) + 8, EXACT_ACTIONS // (2 * len(stages)))
     if micro_batches <= most:
-        return _play(stages, micro_batches)
+        return tuple(_play(stages, micro_batches))
     seconds, length = _critical(stages)
     left = -(-(micro_batches - most) // length)
-    return [end + left * length * seconds for end in _play(stages, micro_batches - left * length)]
+    return tuple(end + left * length * seconds for end in _play(stages, micro_batches - left * length))
 
 
 def _play(stages: Sequence[StageTimes], micro_batches: int) -> list[float]:

@@ -170,7 +170,7 @@ class Ladder:
         value, total = float(self._best[stages][row, k, 0]), float(self._fill[stages][row, k, 0])
         classes, cuts, i, at, now = [], [0], 0, row, mix
         for level in range(stages, 0, -1):
-            j, after = (int(x) for x in self._from[level][at, k, i])
+            j, after = self._from[level][at, k, i].tolist()
             if j > i:
                 classes.append(k)
                 cuts.append(j)
