@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from evener.core.layers import ROOT
 from evener.errors import EvenerError, ModelError
 from evener.profiling.chain import Piece, storage_of
 from evener.profiling.memory import is_out_of_memory
@@ -21,7 +23,10 @@ OUTSIDE = ""
 
 @dataclass(kw_only=True)
 class Anatomy:
-    """Counts of one forward pass over `micro_batch` samples, by layer name."""
+    """Counts of one forward pass over `micro_batch` samples, by layer name.
+
+    `order` has the layers by first use: a call, or the reading of a weight outside of every layer.
+    """
 
     micro_batch: int
     order: list[str] = field(default_factory=list)
@@ -51,12 +56,19 @@ def anatomy(
     counter = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
     at_entry: list[int] = []
 
+    def use(name: str) -> None:
+        if name not in found.order:
+            found.order.append(name)
+
+    def read(name: str) -> None:
+        if not inside:
+            use(name)
+
     def enter(name: str) -> Callable:
         def hook(module: nn.Module, args: Any) -> None:
             inside.append(name)
             at_entry.append(counter.get_total_flops())
-            if name not in found.output_bytes:
-                found.order.append(name)
+            use(name)
 
         return hook
 
@@ -81,6 +93,7 @@ def anatomy(
                 stack.callback(piece.module.register_forward_hook(leave).remove)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept))
         stack.enter_context(counter)
+        stack.enter_context(_Reading(pieces, read))
         try:
             loss = step_loss(model, batch)
         except Exception as e:
@@ -89,6 +102,22 @@ def anatomy(
             raise _raised(e, inside, micro_batch) from e
     check_loss(loss)
     return found
+
+
+class _Reading(TorchFunctionMode):
+    """Tells whose parameter or buffer an operation reads; those of the model itself are left out."""
+
+    def __init__(self, pieces: Sequence[Piece], tell: Callable[[str], Any]) -> None:
+        super().__init__()
+        held = [(t, p.name) for p in reversed(pieces) if p.name != ROOT for t in (*p.params, *p.buffers)]
+        self._owner = {id(t): name for t, name in held}
+        self._tell = tell
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        for value in tree_leaves((args, kwargs)):
+            if id(value) in self._owner:
+                self._tell(self._owner[id(value)])
+        return func(*args, **(kwargs or {}))
 
 
 def check_loss(loss: Any) -> None:

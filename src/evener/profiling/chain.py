@@ -1,19 +1,11 @@
-"""The layers of a model: what can be placed, by fully qualified name, and which of them share parameters.
+"""The layers of a model with what they hold, and which of them share parameters."""
 
-GPT                        embed            Embedding, its matrix also head's     tied to head
- ├─ embed                  blocks.0         containers are opened
- ├─ blocks (ModuleList)    blocks.1
- │   ├─ 0, 1               head
- └─ head                   (root)           parameters that hang on the model itself
-"""
-
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-ROOT = "(root)"
+from evener.core.layers import FoundLayer, find_layers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,37 +23,18 @@ class Piece:
 
 
 def chain_of(model: nn.Module) -> tuple[Piece, ...]:
-    """The layers of `model` in the order of their definition.
-
-    Sequential, ModuleList and ModuleDict are opened, again and again; every other child of the model or of an
-    opened container is a layer. Parameters and buffers that a model or container holds itself become a layer
-    of its name ("(root)" for the model). A model without children is one layer.
-    """
-    return tuple(_visit(model, "", set()))
+    """The layers of `model` in the order of their definition; the rule is `core.layers.find_layers`."""
+    return tuple(_piece(found) for found in find_layers(model))
 
 
-def _visit(module: nn.Module, name: str, seen: set[int]) -> Iterator[Piece]:
-    if id(module) in seen:
-        return  # one module under two names is one layer
-    seen.add(id(module))
-    if name and not _is_container(module):
-        yield Piece(
-            name=name, module=module, params=tuple(module.parameters()), buffers=tuple(module.buffers())
-        )
-        return
-    children = list(module.named_children())
-    params, buffers = tuple(module.parameters(recurse=False)), tuple(module.buffers(recurse=False))
-    if params or buffers or not children:
-        runs = None if children else module
-        yield Piece(name=name or ROOT, module=runs, params=params, buffers=buffers)
-    for child_name, child in children:
-        yield from _visit(child, f"{name}.{child_name}" if name else child_name, seen)
-
-
-def _is_container(module: nn.Module) -> bool:
-    if isinstance(module, nn.Sequential):  # a subclass may do more in forward than run its children
-        return type(module).forward is nn.Sequential.forward
-    return isinstance(module, nn.ModuleList | nn.ModuleDict)
+def _piece(found: FoundLayer) -> Piece:
+    module, whole = found.module, found.whole
+    return Piece(
+        name=found.name,
+        module=module if whole else None,
+        params=tuple(module.parameters(recurse=whole)),
+        buffers=tuple(module.buffers(recurse=whole)),
+    )
 
 
 def storage_of(tensor: torch.Tensor) -> tuple[torch.device, int]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from evener.core.layers import run_order
 from evener.core.profile import Layer, Profile
 from evener.core.seams import Driver
 from evener.errors import ModelError, UsageError
@@ -125,8 +126,9 @@ def _scan(
 
 
 def _layers(pieces: Sequence[Piece], scans: Sequence[Anatomy]) -> tuple[Layer, ...]:
-    """The layers in the order in which forward reached them; those it did not reach come last."""
-    order = {name: place for place, name in enumerate(scans[0].order)} if scans else {}
+    """The layers in the order in which forward uses them, as a cut wants them; see `run_order`."""
+    first_use = {name: place for place, name in enumerate(scans[0].order)} if scans else {}
+    names = run_order([p.name for p in pieces], first_use)
     tied = ties(tuple(pieces))
 
     def of(piece: Piece) -> Layer:
@@ -141,7 +143,8 @@ def _layers(pieces: Sequence[Piece], scans: Sequence[Anatomy]) -> tuple[Layer, .
             tied=tied[piece.name],
         )
 
-    return tuple(of(p) for p in sorted(pieces, key=lambda p: order.get(p.name, len(order))))
+    by_name = {p.name: p for p in pieces}
+    return tuple(of(by_name[name]) for name in names)
 
 
 def _per_sample(scans: Sequence[Anatomy], count: Callable[[Anatomy], float]) -> float:

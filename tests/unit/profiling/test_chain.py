@@ -1,7 +1,8 @@
 import torch
 from torch import nn
 
-from evener.profiling.chain import ROOT, chain_of, ties
+from evener.core.layers import ROOT
+from evener.profiling.chain import chain_of, ties
 
 
 class Residual(nn.Sequential):

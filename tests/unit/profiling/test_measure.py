@@ -135,8 +135,8 @@ def by_name(action, signature):
 def test_a_layer_called_twice_works_in_place_or_only_holds_parameters():
     profile = profiled(Noisy(), driver=ScriptedDriver(by_name), micro_batches=(2, 4))
     names = [x.name for x in profile.layers]
-    assert names == ["first", "norm", "shared", "relu", "drop", "(root)"]
-    assert profile.layers[2].flops_per_sample == 2 * 2 * 6 * 6
+    assert names == ["(root)", "first", "norm", "shared", "relu", "drop"]
+    assert profile.layers[3].flops_per_sample == 2 * 2 * 6 * 6
     timed = {t.layer for t in profile.timings if t.forward_s and t.backward_s}
     assert timed == set(names) - {"(root)"}
 

@@ -11,7 +11,7 @@ from evener.runtime.cutting.call import Call
 from evener.runtime.cutting.checking import double
 from evener.runtime.cutting.layers import Layout, layout_of
 from evener.runtime.cutting.observing import Facts, observe, untouched
-from evener.runtime.cutting.placing import Places, choose, name_of, run_order, windows
+from evener.runtime.cutting.placing import Places, choose, in_run_order, name_of, windows
 from evener.runtime.cutting.program import Program, TraceError, is_number, is_stateless
 from evener.runtime.cutting.stage import Slot, StageModule, add_tensor, build, hold
 
@@ -100,7 +100,7 @@ def _illegal(
     last = [n for n in names if layout.stage_of[n] == b][-1]
     first = names[names.index(last) + 1]
     legal = [f"{p.after} | {p.before}" for p in points(traced, model, names) if p.legal]
-    order = run_order(traced[True].places, names)
+    order = in_run_order(traced[True].places, names)
     remedy = f"cut at one of {', '.join(legal)}" if legal else "no cut between these layers is legal"
     if order != names:
         remedy += f"; the layers run in the order {', '.join(order)}"
@@ -161,6 +161,7 @@ def _slots(traced: Traced, cut: int, batch: int) -> tuple[Slot, ...]:
                 sample_dim=dim,
                 per_sample=0 if dim is None else seen.shape[dim] // batch,
                 num_bytes=seen.num_bytes,
+                dtype=seen.dtype,
             )
         )
     return tuple(slots)

@@ -14,7 +14,7 @@ from evener.runtime.cutting.checking import Checker, double, shorter
 from evener.runtime.cutting.exporting import export
 from evener.runtime.cutting.layers import layer_names, layout_of
 from evener.runtime.cutting.observing import untouched
-from evener.runtime.cutting.placing import run_order
+from evener.runtime.cutting.placing import in_run_order
 from evener.runtime.cutting.program import Program, TraceError, is_number
 from evener.runtime.cutting.recording import record
 from evener.runtime.cutting.stage import StageModule
@@ -91,7 +91,7 @@ def legal_cuts(
     call, tensors, _ = call_of(model, example)
     _call_once(model, call, tensors)
     traced: dict[bool, Traced] = _first_that_works(model, lambda t: trace(t, model, layout, call, tensors))
-    return points(traced, model, names if layers else run_order(traced[True].places, names))
+    return points(traced, model, names if layers else in_run_order(traced[True].places, names))
 
 
 def _first_that_works(model: nn.Module, attempt: Callable[[Any], Any]) -> Any:

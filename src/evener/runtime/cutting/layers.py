@@ -1,65 +1,19 @@
-"""Which layers a model has, and whether lists of layer names place all of it once.
-
-GPT                        embed
- ├─ embed                  blocks.0        containers are opened
- ├─ blocks (ModuleList)    blocks.1
- │   ├─ 0, 1               head
- └─ head                   (root)          tensors that hang on the model itself
-"""
+"""Lists of layer names against a model: is every name known, and everything placed exactly once?"""
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from evener.core.layers import ROOT, find_layers
 from evener.errors import PlanMismatchError, UnknownNameError
-
-ROOT = "(root)"
 
 
 def layer_names(model: nn.Module) -> tuple[str, ...]:
-    """Names of the layers of `model`, in the order of their definition.
-
-    Sequential, ModuleList and ModuleDict are opened again and again; every other child of the model or of an
-    opened container is a layer. Tensors that a model or container holds itself are a layer of its name,
-    "(root)" for the model. A Hugging Face model says in `_no_split_modules` which modules are its blocks:
-    what wraps blocks is opened too. Example: a byte transformer gives (root), embed, blocks.0, blocks.1,
-    norm, head.
-    """
-    return tuple(_visit(model, "", set(), set(getattr(model, "_no_split_modules", None) or ())))
-
-
-def _visit(module: nn.Module, name: str, seen: set[int], blocks: set[str]) -> Iterator[str]:
-    if id(module) in seen:
-        return  # one module under two names is one layer
-    seen.add(id(module))
-    if name and not (_is_container(module) or _wraps(module, blocks)):
-        yield name
-        return
-    children = list(module.named_children())
-    if direct_tensors(module) or not children:
-        yield name or ROOT
-    for child_name, child in children:
-        yield from _visit(child, f"{name}.{child_name}" if name else child_name, seen, blocks)
-
-
-def _is_container(module: nn.Module) -> bool:
-    if isinstance(module, nn.Sequential):  # a subclass may do more in forward than run its children
-        return type(module).forward is nn.Sequential.forward
-    return isinstance(module, nn.ModuleList | nn.ModuleDict)
-
-
-def _wraps(module: nn.Module, blocks: set[str]) -> bool:
-    if type(module).__name__ in blocks:
-        return False
-    return any(type(child).__name__ in blocks for child in module.modules())
-
-
-def direct_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers that hang on `module` itself, by their last name."""
-    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+    """Names of the layers of `model` in the order of their definition, see `core.layers.find_layers`."""
+    return tuple(layer.name for layer in find_layers(model))
 
 
 def tensor_names(model: nn.Module) -> dict[int, str]:

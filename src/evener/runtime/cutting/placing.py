@@ -14,7 +14,8 @@ from functools import cached_property
 
 from torch import fx
 
-from evener.runtime.cutting.layers import ROOT, Layout
+from evener.core.layers import ROOT, run_order
+from evener.runtime.cutting.layers import Layout
 from evener.runtime.cutting.observing import Facts
 from evener.runtime.cutting.program import ARITHMETIC, Program, is_number
 
@@ -215,10 +216,6 @@ def choose(places: Places, window: Window, after: int = 0) -> tuple[int | None, 
     return (best[1], "") if best else (None, reason)
 
 
-def run_order(places: Places, names: Sequence[str]) -> list[str]:
+def in_run_order(places: Places, names: Sequence[str]) -> list[str]:
     """`names` in the order in which they run; what is never called stays beside the name before it."""
-    at, keyed = -1, []
-    for i, name in enumerate(names):
-        at = (places.uses(name) or [at])[0]
-        keyed.append((at, i, name))
-    return [name for _, _, name in sorted(keyed)]
+    return run_order(names, {name: at[0] for name in names if (at := places.uses(name))})
