@@ -32,6 +32,9 @@ class Slot(Protocol):
     @property
     def per_sample(self) -> int: ...
 
+    @property
+    def dtype(self) -> torch.dtype | None: ...
+
 
 class Ends(Protocol):
     """How the user's arguments become the first carry, and the last carry the user's output."""
@@ -45,7 +48,6 @@ class Ends(Protocol):
 class Alive:
     """One micro-batch between its forward and its backward."""
 
-    inputs: Carry = ()
     pieces: list[Carry] = field(default_factory=list)
     outputs: Carry = ()
     loss: torch.Tensor | None = None
@@ -107,8 +109,7 @@ class Part:
                 args, kwargs, target = self.problem.inputs(batch)
                 if self.is_first:
                     carry = self.ends.flatten(args, kwargs)
-            alive.inputs = carry
-            outputs = self._run(carry)
+            outputs = self._run(carry if self.is_first else _received(carry, self.takes, self.autocast))
             if not self.is_last:
                 alive.outputs = outputs
                 return {}
@@ -131,6 +132,17 @@ class Part:
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(self.module, *args, use_reentrant=False, **kwargs)
         return self.module(*args, **kwargs)
+
+
+def _received(carry: Carry, slots: Sequence[Slot], precision: torch.dtype | None) -> Carry:
+    """What came in, in the model's own dtypes where its maker had another precision than this stage."""
+
+    def own(tensor: torch.Tensor, wanted: torch.dtype | None) -> torch.Tensor:
+        if wanted is None or not wanted.is_floating_point or tensor.dtype == precision:
+            return tensor
+        return tensor.to(wanted)
+
+    return tuple(own(t, slot.dtype) for t, slot in zip(carry, slots, strict=True))
 
 
 def _gradient(leaf: torch.Tensor) -> torch.Tensor:

@@ -197,7 +197,7 @@ class Step:
                 ) from e
             self.share.health = OUT_OF_MEMORY
             for alive in self._alive.values():
-                alive.loss, alive.inputs, alive.pieces, alive.outputs = None, (), [], ()
+                alive.loss, alive.pieces, alive.outputs = None, [], ()
             result = None
         self._spent(action, "compute", before)
         return result

@@ -19,6 +19,7 @@ class Seen:
     kind: str
     shape: tuple[int, ...] = ()
     num_bytes: int = 0
+    dtype: torch.dtype | None = None
     needs_gradient: bool = False
     memory: frozenset[int] = frozenset()
 
@@ -103,6 +104,7 @@ def _describe(node: fx.Node, value: Any) -> Seen:
             kind="tensor",
             shape=tuple(value.shape),
             num_bytes=value.numel() * value.element_size(),
+            dtype=value.dtype,
             needs_gradient=value.requires_grad,
             memory=memory,
         )

@@ -19,7 +19,7 @@ class Slot:
     A size travels as a tensor of shape (size, 0): no bytes, and it is split by samples like its neighbours.
     `sample_dim` is the dimension that grows with the micro-batch, None where the tensor is the same for all
     samples; `per_sample` is how many entries of it belong to one sample; `num_bytes` are those of the
-    example.
+    example, `dtype` is the model's own, before any mixed precision (None for a size).
     """
 
     name: str
@@ -27,6 +27,7 @@ class Slot:
     sample_dim: int | None
     per_sample: int
     num_bytes: int
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
