@@ -23,13 +23,17 @@ Parts = tuple[tuple[Option, int], ...]
 
 @dataclass(kw_only=True)
 class Judge:
-    """Evaluates combinations by the aim and remembers the best one; values are seconds or money a step."""
+    """Evaluates combinations by the aim and remembers the best one; values are seconds or money a step.
+
+    `least_with` is the least value, or a bound below it, of the combinations that use a device.
+    """
 
     tables: Tables
     global_batch: int
     aim: Aim
     best_value: float = float("inf")
     best: Parts = ()
+    least_with: dict[str, float] = field(default_factory=dict)
     _seen: dict[Parts, float] = field(default_factory=dict)
     _costs: dict[tuple, PipelineCost] = field(default_factory=dict)
 
@@ -46,6 +50,8 @@ class Judge:
             if value < self.best_value:
                 value = self.aim.value(step_seconds(self.tables.model, costs), devices)
             self._seen[parts] = value
+            for name in devices:
+                self.least_with[name] = min(value, self.least_with.get(name, value))
             if value < self.best_value * (1 - 1e-12):
                 self.best_value, self.best = value, parts
         return self._seen[parts]

@@ -44,11 +44,13 @@ def plan_whole(fleet: Fleet, profile: Profile, job: Job, flat: PlanResult | None
     others = baselines(tables, job)
     plans = [p for _, p in others if p is not None]
     bound = least_seconds_of_any(tables, job)
+    with_device: dict[str, float] = {}
     few = _FEW_ORDERS if tables.num_layers <= _FEW_LAYERS else _FEW_ORDERS_OF_MANY_LAYERS
     if num_orders(counts) <= few:
         judge = Judge(tables=tables, global_batch=job.global_batch, aim=aim)
         search_few(judge, counts, job)
         plans += [judge.plan(judge.best)] if judge.best else []
+        with_device = {} if aim.by_money else judge.least_with
     else:
         if math.prod(k + 1 for k in counts) > _EXACT_STATES:
             tables = Tables(model=model, groups=classes_of(groups))
@@ -59,19 +61,24 @@ def plan_whole(fleet: Fleet, profile: Profile, job: Job, flat: PlanResult | None
         plans.append(flat.plan)
     if not plans:
         raise _nothing_fits(tables, job)
-    best = min(plans, key=lambda p: aim.value(evaluate(model, p).step_s, p.devices))
+    priced = [(evaluate(model, p).step_s, p) for p in plans]
+    for step_s, p in priced:
+        for name in p.devices:
+            with_device[name] = min(step_s, with_device.get(name, step_s))
+    _, best = min(priced, key=lambda x: aim.value(x[0], x[1].devices))
     best = shifted(tables, best, aim)
     cost = evaluate(model, best)
     if aim.value(cost.step_s, best.devices) == math.inf or cost.step_s > (job.max_step_s or math.inf):
-        raise _limits_clash(model, job, plans, bound)
+        raise _limits_clash(model, job, priced, bound)
     least = least_money_of_any(tables, job, aim.prices) if aim.by_money else bound
     gap = max(0.0, 1 - least / aim.value(cost.step_s, best.devices))
-    return _result(tables, job, best, cost, others, flat, gap)
+    return _result(tables, job, best, cost, others, flat, gap, with_device)
 
 
-def _limits_clash(model: CostModel, job: Job, plans: list[Plan], bound: float) -> NoPlanFitsError:
-    fastest = min(plans, key=lambda p: evaluate(model, p).step_s)
-    step_s = evaluate(model, fastest).step_s
+def _limits_clash(
+    model: CostModel, job: Job, priced: list[tuple[float, Plan]], bound: float
+) -> NoPlanFitsError:
+    step_s, fastest = min(priced, key=lambda x: x[0])
     prices = [d.price_per_hour for d in map(model.fleet.device, fastest.devices)]
     price = sum(p.value for p in prices if p)
     return NoPlanFitsError(
@@ -125,6 +132,7 @@ def _result(
     others: list[tuple[str, Plan | None]],
     flat: PlanResult | None,
     gap: float,
+    with_device: dict[str, float],
 ) -> PlanResult:
     model = tables.model
     edges = []
@@ -144,7 +152,7 @@ def _result(
     used = set(best.devices)
     reasons = {x.device: x.reason for x in flat.plan.left_out} if flat and flat.plan == best else {}
     out = tuple(
-        LeftOut(device=d.name, reason=reasons.get(d.name) or _idle(d.name))
+        LeftOut(device=d.name, reason=reasons.get(d.name) or _idle(d.name, with_device, cost.step_s))
         for d in model.fleet.devices
         if d.name not in used
     )
@@ -174,8 +182,10 @@ def _result(
     )
 
 
-def _idle(name: str) -> str:
-    return f"no plan found with {name} is faster"
+def _idle(name: str, with_device: dict[str, float], step_s: float) -> str:
+    if name in with_device and step_s < with_device[name] < float("inf"):
+        return f"the best plan found with it takes {ms(with_device[name])} or more, without it {ms(step_s)}"
+    return "no plan found with it is better"
 
 
 def _assumed(tables: Tables) -> tuple[str, ...]:
