@@ -20,7 +20,7 @@ from evener.planner import Alternative, PlanResult
 from evener.planner import plan as best_plan
 from evener.planner.choose import Shapes
 from evener.planner.groups import gib, ms
-from evener.planner.what_if import SPELLING, World, changed
+from evener.planner.what_if import SPELLING, World, changed, usual_changes
 
 Objective = Literal["time", "money"]
 
@@ -53,6 +53,9 @@ def plan(
     what_if: Annotated[
         list[str] | None, typer.Option(help=f"Also plan a changed fleet: {SPELLING}. May be repeated.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also plan with faster links and one more device of each kind.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
     ] = None,
@@ -73,7 +76,8 @@ def plan(
         max_price_per_hour=max_price,
     )
     result = best_plan(devices, measured, job, shapes=shapes)
-    worlds = [_what_if(World(fleet=devices, profile=measured), x, job, shapes) for x in what_if or []]
+    changes = [*(what_if or []), *(usual_changes(devices) if explain else ())]
+    worlds = [_what_if(World(fleet=devices, profile=measured), x, job, shapes) for x in changes]
     result = replace(result, alternatives=(*result.alternatives, *worlds))
     if output is not None:
         write(output, result.plan)
@@ -202,5 +206,9 @@ def show(result: PlanResult, console: Console) -> None:
     for reason in result.reasons:
         console.print(reason)
     for other in result.alternatives:
-        lead = "" if other.name.startswith("what if") else "instead, "
-        console.print(f"{lead}{other.name}: {ms(other.step_s) if other.step_s else other.note}")
+        seconds = ms(other.step_s) if other.step_s else other.note
+        if other.name.startswith("what if"):
+            change = f" ({other.step_s / prediction.step_s - 1:+.1%})" if other.step_s else ""
+            console.print(f"{other.name}: {seconds}{change}")
+        else:
+            console.print(f"instead, {other.name}: {seconds}")

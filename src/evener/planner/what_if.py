@@ -31,6 +31,12 @@ def changed(world: World, change: str) -> World:
     return world
 
 
+def usual_changes(fleet: Fleet) -> tuple[str, ...]:
+    """What people ask first: would faster links help, would one more device of a kind?"""
+    kinds = dict.fromkeys(d.kind for d in fleet.devices)
+    return (*(("links x2",) if fleet.links else ()), *(f"add {kind}" for kind in kinds))
+
+
 def _changed(world: World, words: list[str], text: str) -> World:
     match words:
         case ["drop", name]:
