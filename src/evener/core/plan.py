@@ -15,6 +15,9 @@ from evener.core.figures import Source, Value
 from evener.core.split import apportion
 
 
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
 class Share(Value, frozen=True, kw_only=True):
     """A device (or a tensor-parallel group of equal devices) and its samples of each micro-batch."""
 
@@ -27,7 +30,11 @@ class Share(Value, frozen=True, kw_only=True):
 
 
 class Stage(Value, frozen=True, kw_only=True):
-    """Consecutive layers of a pipeline, by name, and the shares that run them."""
+    """Consecutive layers of a pipeline, by name, and the shares that run them.
+
+    `precision` is that of its matrix products (None: the job's own); `recompute` keeps only what enters the
+    stage and runs its forward again before the backward.
+    """
 
     layers: tuple[str, ...]
     shares: tuple[Share, ...]
@@ -40,6 +47,11 @@ class Stage(Value, frozen=True, kw_only=True):
             raise ValueError("a stage needs at least one layer")
         if not self.shares:
             raise ValueError(f"the stage from {self.layers[0]!r} has no device")
+        if self.precision not in (None, *PRECISIONS):
+            raise ValueError(
+                f"the stage from {self.layers[0]!r} has the precision {self.precision!r}, not one of "
+                f"{', '.join(PRECISIONS)}"
+            )
 
 
 class Pipeline(Value, frozen=True, kw_only=True):

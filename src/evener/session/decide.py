@@ -10,6 +10,7 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.split import apportion
 from evener.errors import PlanMismatchError, UsageError
+from evener.session.precision import precision_parts
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 
@@ -35,8 +36,13 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
         )
     except ValueError as e:
         raise UsageError(str(e), remedy="a split that names devices of the fleet and sums to --batch") from e
-    plan = planner.plan(fleet, profile, job).plan
-    return msgspec.structs.replace(plan, inexact=plan.inexact + inexact_parts(recipe))
+    return with_inexact(planner.plan(fleet, profile, job).plan, recipe)
+
+
+def with_inexact(plan: Plan, recipe: Recipe) -> Plan:
+    """The plan, naming everything whose result is not that of one device in float32."""
+    sentences = plan.inexact + inexact_parts(recipe) + precision_parts(plan, recipe)
+    return msgspec.structs.replace(plan, inexact=tuple(dict.fromkeys(sentences)))
 
 
 def inexact_parts(recipe: Recipe) -> tuple[str, ...]:
@@ -49,8 +55,6 @@ def inexact_parts(recipe: Recipe) -> tuple[str, ...]:
         getattr(m, "dropout", 0.0) and isinstance(m.dropout, float) for m in recipe.model.modules()
     ):
         found.append(DROPOUT)
-    if recipe.precision != "float32":
-        found.append(f"mixed precision: matrix products in {recipe.precision}")
     return tuple(found)
 
 

@@ -17,6 +17,7 @@ from evener.runtime.replicas import average_buffers
 from evener.session.feed import Feed, Samples
 from evener.session.layout import Layout
 from evener.session.playbook import Playbook
+from evener.session.precision import needs_loss_scale
 from evener.session.recipe import Recipe
 from evener.session.site import Site
 
@@ -49,7 +50,7 @@ class Steps:
         settings = Settings(
             max_norm=recipe.max_norm,
             on_non_finite=recipe.on_non_finite,
-            loss_scale=FIRST_LOSS_SCALE if recipe.precision == "float16" else None,
+            loss_scale=FIRST_LOSS_SCALE if needs_loss_scale(plan, recipe) else None,
         )
         self.playbook = Playbook(plan, ranks.here)
         self.executor = Executor(layout.holding, self.optimizer, recipe.problem, ranks, site.driver, settings)

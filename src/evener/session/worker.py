@@ -19,7 +19,7 @@ from evener.rehearsal.verdict import Lateness
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import checksums, collect, spread_state
 from evener.session.conclude import Journal, Outcome
-from evener.session.decide import check_plan, choose_plan, samples_to_train
+from evener.session.decide import check_plan, choose_plan, samples_to_train, with_inexact
 from evener.session.heldout import heldout_loss
 from evener.session.keep import keep_first_gradient, save_parameters
 from evener.session.layout import lay_out
@@ -98,7 +98,7 @@ def _agreed_plan(request: Request, meeting: Meeting, recipe: Recipe, site: Site)
     fleet = request.fleet
     if request.plan is not None:
         check_plan(request.plan, fleet, recipe)
-        return fleet, request.plan
+        return fleet, with_inexact(request.plan, recipe)
     profile = request.profile
     if profile is None:
         if meeting.rank == 0 and not request.quiet:
