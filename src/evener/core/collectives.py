@@ -27,9 +27,9 @@ def ring(fleet: Fleet, devices: Sequence[str], *, lanes: int = 1) -> tuple[Curve
 
     A link that was measured in reductions counts with that curve, any other with its curve for messages.
     Hops that cross the same bus in the same direction at once share its rate: k of them see the bytes of
-    their curves divided by k; `lanes` rings of equal members that run at once count as so many times the hops.
-    Two members use their one link both ways: two hops. Example: four devices on a
-    host whose own link names a bus of 4 GB/s pass 1 GB/s each.
+    their curves divided by k, and `lanes` rings of equal members that run at once count as so many times
+    the hops. Two members use their one link both ways: two hops. Example: four devices on a host whose own
+    link names a bus of 4 GB/s pass 1 GB/s each.
     """
     hosts = list(dict.fromkeys(fleet.device(name).host for name in devices))
     order = sorted(devices, key=lambda name: hosts.index(fleet.device(name).host))

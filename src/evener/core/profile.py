@@ -44,11 +44,13 @@ class GroupBytes(Value, frozen=True, kw_only=True):
     """Bytes of one layer on each device of a tensor-parallel group, where they are not an even part.
 
     A group of 4 holds a little more than a quarter each of what the layer saves: parts of it are repeated.
+    An output is whole on each device, but that of a split head is not.
     """
 
     layer: str
     tensor_parallel: int
     param_bytes: int
+    output_bytes_per_sample: int
     saved_bytes_per_sample: int
 
 

@@ -82,7 +82,7 @@ def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer 
     """
     layers = profile.layers
     whole = max(float(sum(x.param_bytes for x in layers)), 1.0)
-    parameters, saved = _held(profile, tensor_parallel)
+    parameters, saved, output = _held(profile, tensor_parallel)
     gradient = profile.gradient_bytes / whole if profile.gradient_bytes else 1.0
     return ModelBytes(
         parameters=_sums(parameters),
@@ -90,21 +90,22 @@ def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer 
         optimizer=_sums(parameters * profile.state_bytes / whole),
         buffers=_sums(np.array([float(x.buffer_bytes) for x in layers])),
         saved=_sums(saved),
-        output=np.array([float(x.output_bytes_per_sample) for x in layers]),
+        output=output,
         transient=trainer.transient_layers * _largest(saved),
         bucket_bytes=trainer.bucket_bytes,
     )
 
 
-def _held(profile: Profile, degree: int) -> tuple[np.ndarray, np.ndarray]:
-    """(parameters, saved) bytes by layer of one device in a group of `degree`."""
+def _held(profile: Profile, degree: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(parameters, saved, output) bytes by layer of one device in a group of `degree`."""
     rows = {r.layer: r for r in profile.group_bytes if r.tensor_parallel == degree}
-    if degree > 1 and all(x.name in rows for x in profile.layers):
-        held = [rows[x.name] for x in profile.layers]
-        parameters = np.array([float(r.param_bytes) for r in held])
-        return parameters, np.array([float(r.saved_bytes_per_sample) for r in held])
-    parameters = np.array([float(x.param_bytes) for x in profile.layers])
-    return parameters / degree, np.array([float(x.saved_bytes_per_sample) for x in profile.layers]) / degree
+    measured = degree > 1 and all(x.name in rows for x in profile.layers)
+    held = [rows[x.name] if measured else x for x in profile.layers]
+    parameters = np.array([float(r.param_bytes) for r in held])
+    saved = np.array([float(r.saved_bytes_per_sample) for r in held])
+    output = np.array([float(r.output_bytes_per_sample) for r in held])
+    part = 1 if measured else degree
+    return parameters / part, saved / part, output
 
 
 def _largest(values: np.ndarray) -> np.ndarray:
