@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from evener.core.figures import Source, Value
 from evener.core.split import apportion
 
-
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 

@@ -23,7 +23,7 @@ def lower_precision(plan: Plan, recipe: Recipe) -> dict[str, tuple[str, ...]]:
 
 
 def needs_loss_scale(plan: Plan, recipe: Recipe) -> bool:
-    """Whether any stage's gradients pass through float16, whose smallest numbers would be lost without one."""
+    """Whether any stage's gradients pass through float16, which loses the smallest ones without."""
     return "float16" in lower_precision(plan, recipe)
 
 
