@@ -129,7 +129,7 @@ def table(published: Published, constants: Constants) -> list[dict[str, Any]]:
         try:
             predicted, problem = predict(published, row, overheads), ""
         except EvenerError as e:
-            predicted, problem = None, str(e)
+            predicted, problem = None, "; ".join(x for x in (e.what, e.numbers, e.remedy, e.code) if x)
         for name in GRIDS:
             value, guess = measured.get(name), getattr(predicted, name, None)
             made |= {name: value, f"predicted_{name}": guess}

@@ -55,11 +55,12 @@ def _load(path: Path) -> dict[str, Any]:
 class Published:
     """Files of published measurements, the one asked for first.
 
-    `notes` holds by (model, kind) what was left out, looked up elsewhere or assumed.
+    `notes` holds by (model, kind) what was left out, looked up elsewhere or assumed, and for groups of which
+    degree; 0 for all.
     """
 
     files: list[dict[str, Any]]
-    notes: dict[tuple[str, str], dict[str, None]] = field(default_factory=dict)
+    notes: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
     _profiles: dict[str, Profile] = field(default_factory=dict)
 
     @property
@@ -83,8 +84,8 @@ class Published:
                 profile = self._profiles[model] = self._with_updates(self._estimated(profile, kind))
         return profile
 
-    def _note(self, model: str, kind: str, text: str) -> None:
-        self.notes.setdefault((model, kind), {})[text] = None
+    def _note(self, model: str, kind: str, text: str, degree: int = 0) -> None:
+        self.notes.setdefault((model, kind), {})[text] = degree
 
     def _measured(self, model: str) -> Profile:
         holding = [f["models"][model] for f in self.files if model in f["models"]]
@@ -103,7 +104,7 @@ class Published:
                     if (kind, degree) not in timings:
                         timings[kind, degree] = found
                         if which:
-                            self._note(model, kind, f"groups of {degree} are from the file beside")
+                            self._note(model, kind, f"groups of {degree} are from the file beside", degree)
         return Profile(
             model=model,
             layers=layers,
@@ -136,10 +137,12 @@ class Published:
             near = min(ratios, key=lambda k: (abs(math.log(ratios[k])), k), default=None)
             where = f"updates on {kind} in groups of {degree}"
             if near is None:
-                self._note(profile.model, kind, f"assumed: {where} take no time, none is known")
+                self._note(profile.model, kind, f"assumed: {where} take no time, none is known", degree)
                 continue
             filled[kind, degree] = {n: s * ratios[near] for n, s in update[near, degree].items()}
-            self._note(profile.model, kind, f"assumed: {where} are those on {near}, scaled as its layers")
+            self._note(
+                profile.model, kind, f"assumed: {where} are those on {near}, scaled as its layers", degree
+            )
         timings = []
         for t in profile.timings:
             seconds = filled.get((t.kind, t.tensor_parallel), {}).get(t.layer)
@@ -150,7 +153,8 @@ class Published:
         """All `a[1]` devices of a kind to `b[1]` of another at once, bytes summed, and what was assumed.
 
         Of both directions the slower counts. An unknown number of devices takes the nearest known; an unknown
-        pair of kinds the slowest curve that touches either, or of all. UnknownNameError when there is none.
+        pair of kinds, among the nearest numbers, the slowest curve that touches either kind, or of all.
+        UnknownNameError when there is none.
         """
         for which, data in enumerate(self.files):
             table = _curves(data.get("links") or {}, inside=inside)
@@ -161,15 +165,19 @@ class Published:
                 if which:
                     note = note or f"link from {a[0]} to {b[0]} is from the file beside"
                 return slower_of(table[forth], table[back]), note
-        pool = [(k, c) for f in self.files for k, c in _curves(f.get("links") or {}, inside=inside).items()]
-        touching = [x for x in pool if {x[0][0][0], x[0][1][0]} & {a[0], b[0]}] or pool
+        pool = {k: c for f in self.files for k, c in _curves(f.get("links") or {}, inside=inside).items()}
+        touching = [k for k in pool if {k[0][0], k[1][0]} & {a[0], b[0]}] or list(pool)
         if not touching:
             raise UnknownNameError(
                 f"no link from {a[0]} to {b[0]}",
                 remedy="curves under links.within_host and links.between_hosts",
             )
-        key, curve = max(touching, key=lambda x: x[1].seconds(64 * MIB))
-        return curve, _as_if(a, b, key)
+        key = min(touching, key=lambda k: (_distance(k, a, b), -pool[k].seconds(64 * MIB), k))
+        return pool[key], _as_if(a, b, key)
+
+
+def _distance(key: tuple, a: tuple[str, int], b: tuple[str, int]) -> int:
+    return abs(key[0][1] - a[1]) + abs(key[1][1] - b[1])
 
 
 def _as_if(a: tuple[str, int], b: tuple[str, int], key: tuple) -> str:
@@ -179,7 +187,7 @@ def _as_if(a: tuple[str, int], b: tuple[str, int], key: tuple) -> str:
 
 def _nearest(known: list[tuple], a: tuple[str, int], b: tuple[str, int]) -> tuple:
     same = [k for k in known if (k[0][0], k[1][0]) == (a[0], b[0])] or known
-    return min(same, key=lambda k: (abs(k[0][1] - a[1]) + abs(k[1][1] - b[1]), k))
+    return min(same, key=lambda k: (_distance(k, a, b), k))
 
 
 def _curves(links: Mapping[str, Any], *, inside: bool) -> dict[tuple, Curve]:

@@ -84,8 +84,11 @@ def case_of(published: Published, row: dict[str, Any], overheads: Overheads) -> 
     notes: dict[str, None] = {}
     kinds = kinds_of(row)
     profile = published.profile(row["model"], kinds)
+    degrees = {(r["kind"], r["tp"]) for s in row["stages"] for r in s["replicas"]}
     for kind in kinds:
-        notes |= {f"{kind}: {n}": None for n in published.notes.get((row["model"], kind), {})}
+        for note, degree in published.notes.get((row["model"], kind), {}).items():
+            if not degree or (kind, degree) in degrees:
+                notes[f"{kind}: {note}"] = None
     try:
         stages = _groups(row, notes)
         plan = _plan(row, stages, [layer.name for layer in profile.layers], notes)

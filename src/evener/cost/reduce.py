@@ -39,13 +39,13 @@ def reduction_ends(network: Network, model: ModelBytes, holders: Sequence[Holder
     Tensor-parallel groups meet in as many lanes as the smallest has devices, each summing its part.
     """
     sizes = np.diff(model.gradients)
-    number = {h.device: i for i, h in enumerate(holders)}
+    number = {name: i for i, name in enumerate(dict.fromkeys(h.device for h in holders))}
     free = np.zeros(len(number))
     ready = _ready(holders, model.num_layers)
     for first, last, members in _segments(holders, model.num_layers):
-        if len(members) < 2:
+        names = tuple(dict.fromkeys(holders[m].device for m in members))
+        if len(names) < 2:
             continue
-        names = tuple(holders[m].device for m in members)
         at = np.array([number[n] for n in names])
         latest = ready[members].max(axis=0)
         smallest = min((holders[m] for m in members), key=lambda h: h.degree)
