@@ -126,13 +126,18 @@ class LeftOut(Value, frozen=True, kw_only=True):
 
 
 class Prediction(Value, frozen=True, kw_only=True):
-    """What the plan should take: seconds a step with bounds, and bytes by device."""
+    """What the plan should take: seconds a step with bounds, and bytes by device.
+
+    `solo_samples_per_s` is what each device does alone, `solo_seconds` seconds of a sample by cause other
+    than compute then; `seconds` is the step by device and cause.
+    """
 
     step_s: float
     lower_s: float
     upper_s: float
     memory_bytes: dict[str, int] = {}
     solo_samples_per_s: dict[str, float] = {}
+    solo_seconds: dict[str, dict[str, float]] = {}
     seconds: dict[str, dict[str, float]] = {}
     source: Source = "fitted"
 

@@ -53,13 +53,14 @@ def predict(pool: Pool, groups: tuple[Group, ...], profile: Profile, job: Job, s
     for name, causes in seconds.items():
         causes["wait"] = last - ends[name]
         causes["reduce"] = max(split.step_s - last, 0.0)
-    solo = solo_rates(pool, groups, profile, job)
+    solo, solo_seconds = solo_rates(pool, groups, profile, job)
     return Prediction(
         step_s=split.step_s,
         lower_s=edges[0],
         upper_s=edges[1],
         memory_bytes={n: int(costs[n].peak_bytes[split.micro_batches[n]]) for n in split.samples},
         solo_samples_per_s=solo,
+        solo_seconds=solo_seconds,
         seconds=seconds,
     )
 
@@ -75,15 +76,22 @@ def _busy_by_cause(cost: StepCost, samples: int, micro_batch: int) -> dict[str, 
     }
 
 
-def solo_rates(pool: Pool, groups: tuple[Group, ...], profile: Profile, job: Job) -> dict[str, float]:
-    """Samples per second of each device that runs the whole global batch alone, in its own best micro-batch.
-
-    A device that cannot hold the model is absent.
+def solo_rates(
+    pool: Pool, groups: tuple[Group, ...], profile: Profile, job: Job
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Samples per second of each device that runs the whole global batch alone, in its own best micro-batch,
+    and seconds of a sample by cause then. A device that cannot hold the model is absent.
     """
     alone = pool_of(pool.fleet, profile, job, groups, micro_batch=None)
-    solo: dict[str, float] = {}
+    rates: dict[str, float] = {}
+    seconds: dict[str, dict[str, float]] = {}
     for g, group in enumerate(alone.groups):
         best = alone.split(tuple(int(i == g) for i in range(len(alone.groups))))
-        if best is not None:
-            solo.update(dict.fromkeys(group.names, job.global_batch / best.step_s))
-    return {d.name: solo[d.name] for d in pool.fleet.devices if d.name in solo}
+        if best is not None and group.cost is not None:
+            (micro_batch,) = best.micro_batches.values()
+            causes = _busy_by_cause(group.cost, job.global_batch, micro_batch)
+            for name in group.names:
+                rates[name] = job.global_batch / best.step_s
+                seconds[name] = {c: s / job.global_batch for c, s in causes.items() if c != "compute"}
+    order = [d.name for d in pool.fleet.devices if d.name in rates]
+    return {n: rates[n] for n in order}, {n: seconds[n] for n in order}

@@ -1,6 +1,7 @@
 """The whole plan shape: pipelines → stages → shares, for fleets of any size."""
 
 import math
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -11,11 +12,11 @@ from evener.core.profile import Profile
 from evener.cost.evaluate import CostModel, PlanCost, evaluate
 from evener.cost.step import MODEL_ERROR
 from evener.errors import NoPlanFitsError
-from evener.planner.aim import aim_of
+from evener.planner.aim import Aim, aim_of
 from evener.planner.baselines import baselines
 from evener.planner.blocks import Tables
 from evener.planner.bound import least_money_of_any, least_seconds_of_any
-from evener.planner.groups import gib, groups_of, ms
+from evener.planner.groups import Group, gib, groups_of, ms
 from evener.planner.many import affordable, classes_of, search_many
 from evener.planner.options import Counts, Option, options_of, sub_counts
 from evener.planner.partitions import Judge, search
@@ -23,6 +24,7 @@ from evener.planner.predict import pool_of, solo_rates
 from evener.planner.result import Alternative, PlanResult
 from evener.planner.shift import shifted
 from evener.planner.suffixes import Suffixes
+from evener.planner.teams import ALLOW, degrees_of, team_choices
 
 _MOST_EVALUATED = 400
 _FEW_ORDERS = 1500
@@ -38,41 +40,68 @@ def plan_whole(fleet: Fleet, profile: Profile, job: Job, flat: PlanResult | None
     """
     groups = groups_of(fleet, profile, job)
     model = CostModel(fleet=fleet, profile=profile)
-    tables = Tables(model=model, groups=groups)
-    counts = tuple(len(g.names) for g in groups)
     aim = aim_of(fleet, job)
-    others = baselines(tables, job)
-    plans = [p for _, p in others if p is not None]
-    bound = least_seconds_of_any(tables, job)
-    with_device: dict[str, float] = {}
-    few = _FEW_ORDERS if tables.num_layers <= _FEW_LAYERS else _FEW_ORDERS_OF_MANY_LAYERS
-    if num_orders(counts) <= few:
-        judge = Judge(tables=tables, global_batch=job.global_batch, aim=aim)
-        search_few(judge, counts, job)
-        plans += [judge.plan(judge.best)] if judge.best else []
-        with_device = {} if aim.by_money else judge.least_with
-    else:
-        if math.prod(k + 1 for k in counts) > _EXACT_STATES:
-            tables = Tables(model=model, groups=classes_of(groups))
-        for fewer in affordable(tables, aim):
-            more, many_bound = search_many(fewer, job)
-            plans, bound = plans + more, max(bound, many_bound if fewer is tables else 0.0)
-    if flat is not None:
-        plans.append(flat.plan)
-    if not plans:
+    found = Search(model=model, job=job, aim=aim)
+    tables = Tables(model=model, groups=groups)
+    others: list[tuple[str, Plan | None]] = []
+    if all(1 in degrees_of(profile, g.kind) for g in groups) or ALLOW not in job.allow:
+        others = baselines(tables, job)
+    found.add(tables, [p for _, p in others if p is not None])
+    found.add(tables, [flat.plan] if flat is not None else [])
+    found.bound = least_seconds_of_any(tables, job)
+    for teamed in team_choices(groups, profile, job):
+        found.run(teamed)
+    if not found.priced:
         raise _nothing_fits(tables, job)
-    priced = [(evaluate(model, p).step_s, p) for p in plans]
-    for step_s, p in priced:
-        for name in p.devices:
-            with_device[name] = min(step_s, with_device.get(name, step_s))
-    _, best = min(priced, key=lambda x: aim.value(x[0], x[1].devices))
-    best = shifted(tables, best, aim)
+    _, best, found_with = min(found.priced, key=lambda x: aim.value(x[0], x[1].devices))
+    best = shifted(found_with, best, aim)
     cost = evaluate(model, best)
     if aim.value(cost.step_s, best.devices) == math.inf or cost.step_s > (job.max_step_s or math.inf):
-        raise _limits_clash(model, job, priced, bound)
-    least = least_money_of_any(tables, job, aim.prices) if aim.by_money else bound
+        raise _limits_clash(model, job, [(s, p) for s, p, _ in found.priced], found.bound)
+    least = least_money_of_any(tables, job, aim.prices) if aim.by_money else found.bound
     gap = max(0.0, 1 - least / aim.value(cost.step_s, best.devices))
-    return _result(tables, job, best, cost, others, flat, gap, with_device)
+    return _result(tables, job, best, cost, others, flat, gap, found.with_device)
+
+
+@dataclass(kw_only=True)
+class Search:
+    """Plans found so far with their exact seconds, for one choice of teams after another."""
+
+    model: CostModel
+    job: Job
+    aim: Aim
+    bound: float = 0.0
+    priced: list[tuple[float, Plan, Tables]] = field(default_factory=list)
+    with_device: dict[str, float] = field(default_factory=dict)
+
+    def add(self, tables: Tables, plans: list[Plan]) -> None:
+        """Price plans made with `tables`."""
+        for p in plans:
+            step_s = evaluate(self.model, p).step_s
+            self.priced.append((step_s, p, tables))
+            for name in p.devices:
+                self.with_device[name] = min(step_s, self.with_device.get(name, step_s))
+
+    def run(self, groups: tuple[Group, ...]) -> None:
+        """Search all shapes for few devices, else by mixes of classes."""
+        tables = Tables(model=self.model, groups=groups)
+        counts = tuple(len(g.names) for g in groups)
+        few = _FEW_ORDERS if tables.num_layers <= _FEW_LAYERS else _FEW_ORDERS_OF_MANY_LAYERS
+        if num_orders(counts) <= few:
+            judge = Judge(tables=tables, global_batch=self.job.global_batch, aim=self.aim)
+            search_few(judge, counts, self.job)
+            if not self.aim.by_money:
+                for name, value in judge.least_with.items():
+                    self.with_device[name] = min(value, self.with_device.get(name, value))
+            self.add(tables, [judge.plan(judge.best)] if judge.best else [])
+            return
+        if math.prod(k + 1 for k in counts) > _EXACT_STATES:
+            tables = Tables(model=self.model, groups=classes_of(groups))
+        for fewer in affordable(tables, self.aim):
+            plans, bound = search_many(fewer, self.job)
+            self.add(fewer, plans)
+            if fewer is tables and ALLOW not in self.job.allow:
+                self.bound = max(self.bound, bound)
 
 
 def _limits_clash(
@@ -114,7 +143,7 @@ def micro_batch_candidates(tables: Tables, job: Job) -> tuple[int, ...]:
     """Micro-batch sizes a pipeline may use: all up to 8, then about a factor of 1.4 apart."""
     if job.micro_batch is not None:
         return (job.micro_batch,)
-    largest = max(tables.model.layers(g.kind).largest for g in tables.groups)
+    largest = max(tables.layers(g).largest for g in tables.groups)
     top = min(largest * 3, job.global_batch)
     sizes = set(range(1, min(top, 8) + 1))
     size = 8.0
@@ -141,12 +170,14 @@ def _result(
         edges.append(evaluate(edge, best).step_s * (1 + side * MODEL_ERROR))
     groups = groups_of(model.fleet, model.profile, job)
     pool = pool_of(model.fleet, model.profile, job, groups, micro_batch=None)
+    rates, solo_seconds = solo_rates(pool, groups, model.profile, job) if pool.groups else ({}, {})
     prediction = Prediction(
         step_s=cost.step_s,
         lower_s=min(edges[0], cost.step_s),
         upper_s=max(edges[1], cost.step_s),
         memory_bytes={n: int(b) for n, b in cost.memory_bytes.items()},
-        solo_samples_per_s=solo_rates(pool, groups, model.profile, job) if pool.groups else {},
+        solo_samples_per_s=rates,
+        solo_seconds=solo_seconds,
         seconds=cost.seconds,
     )
     used = set(best.devices)

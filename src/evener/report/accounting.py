@@ -86,7 +86,8 @@ def predicted_solo(plan: Plan) -> dict[str, Solo | None]:
     if plan.prediction is not None:
         source = plan.prediction.source
         for name, rate in plan.prediction.solo_samples_per_s.items():
-            solo[name] = Solo(samples_per_s=Figure(value=rate, source=source))
+            seconds = plan.prediction.solo_seconds.get(name, {})
+            solo[name] = Solo(samples_per_s=Figure(value=rate, source=source), seconds=seconds)
     return solo
 
 
