@@ -36,7 +36,7 @@ def pipeline_of(tables: Tables, option: Option, samples: int, devices: Sequence[
         held = min(len(option.blocks) - s, option.most_micro_batches or len(option.blocks))
         table = tables.stage(block, option.micro_batch, held)
         parts = table.splits[table.split[first, last]]
-        shares = tuple(Share(devices=(next(names),), samples=n) for n in parts)
+        shares = tuple(Share(devices=tables.devices_of(next(names)), samples=n) for n in parts)
         stages.append(
             Stage(
                 layers=tuple(layers[first:last]),

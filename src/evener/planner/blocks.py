@@ -8,6 +8,7 @@ import numpy as np
 
 from evener.cost.communication import shares_send_s
 from evener.cost.evaluate import CostModel
+from evener.cost.layers import LayerCost
 from evener.planner.groups import Group
 
 Block = tuple[int, ...]
@@ -42,6 +43,7 @@ class Tables:
     _members: dict[tuple, tuple] = field(default_factory=dict)
     _sends: dict[tuple, np.ndarray] = field(default_factory=dict)
     _reduces: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
+    _teams: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _shared: dict[Block, np.ndarray] = field(default_factory=dict)
     _least: dict[Block, np.ndarray] = field(default_factory=dict)
     _stacks: dict[tuple, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
@@ -50,9 +52,21 @@ class Tables:
     def num_layers(self) -> int:
         return self.model.bytes.num_layers
 
+    def layers(self, group: Group) -> LayerCost:
+        """Seconds by layer of a device, or of a team of the group's degree."""
+        return self.model.layers(group.kind, group.degree)
+
+    def devices_of(self, name: str) -> tuple[str, ...]:
+        """The device called `name`, or the team it leads."""
+        if not self._teams:
+            for group in self.groups:
+                members = group.teams or tuple((n,) for n in group.names)
+                self._teams.update({team[0]: team for team in members})
+        return self._teams[name]
+
     def seconds_a_sample(self, group: Group) -> float:
         """Seconds of one sample through all layers, in the largest measured micro-batch."""
-        layers = self.model.layers(group.kind)
+        layers = self.layers(group)
         return float(np.sum(layers.seconds(layers.largest)) / layers.largest)
 
     def stage(self, block: Block, micro_batch: int, in_flight: int) -> StageTable:
@@ -86,24 +100,24 @@ class Tables:
     def _member(self, group: int, samples: int, in_flight: int, again: bool) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds by (i, j) of one device; infinite where i ≥ j or memory is short."""
         held = self.groups[group]
-        key = (held.kind, held.usable_bytes, held.banned, samples, in_flight, again)
+        key = (held.kind, held.degree, held.usable_bytes, held.banned, samples, in_flight, again)
         if key not in self._members:
             self._members[key] = self._of_member(held, samples, in_flight, again)
         return self._members[key]
 
     def _of_member(self, group: Group, samples: int, in_flight: int, again: bool) -> tuple:
         kind, usable = group.kind, group.usable_bytes
-        layers = self.model.layers(kind)
+        layers = self.layers(group)
         if samples > layers.largest:
             never = np.full((self.num_layers + 1, self.num_layers + 1), np.inf)
             return never, never
         sums = [np.concatenate([[0.0], x.cumsum()]) for x in layers.seconds(samples)]
         f, b = (s[None, :] - s[:, None] for s in sums)
-        step = self.model.step(kind)
+        step = self.model.step(kind) if group.degree == 1 else None
         if step:
             f[0] += step.input_s[min(samples, step.largest)]
         i, j = np.arange(self.num_layers + 1)[:, None], np.arange(self.num_layers + 1)[None, :]
-        data = self.model.bytes
+        data = self.model.bytes_at(group.degree)
         last = np.maximum(j - 1, 0)
         saved = data.saved[j] - data.saved[i]
         entering = np.where(i > 0, data.output[np.maximum(i - 1, 0)], 0.0)

@@ -4,6 +4,7 @@ import numpy as np
 
 from evener.core.job import Job
 from evener.planner.blocks import Tables
+from evener.planner.teams import ALLOW, degrees_of
 
 _STEPS = 300
 
@@ -34,7 +35,7 @@ def least_seconds_of_any(tables: Tables, job: Job) -> float:
         np.add.at(served, preferred, many / seconds[np.arange(len(many)), preferred])
         u = u * np.exp(-served / served.sum() / np.sqrt(step + 1))
         best = max(best, _bound(u, seconds, many))
-    fastest = seconds.min(axis=0).sum()  # one sample must pass every layer
+    fastest = 0.0 if ALLOW in job.allow else seconds.min(axis=0).sum()  # one sample must pass every layer
     return max(samples * best, float(fastest))
 
 
@@ -53,11 +54,18 @@ def least_money_of_any(tables: Tables, job: Job, prices: dict[str, float]) -> fl
 
 
 def _seconds_a_sample(tables: Tables, job: Job) -> np.ndarray:
-    """Least seconds a sample of each layer, in the best micro-batch, by group and layer."""
+    """Least device-seconds a sample of each layer, in the best micro-batch and degree, by group and layer."""
+    kinds = dict.fromkeys(g.kind for g in tables.groups)
+    measured = {(k, d) for k in kinds for d in degrees_of(tables.model.profile, k)}
+    degrees = sorted({d for _, d in measured if d == 1 or ALLOW in job.allow})
     rows = []
     for group in tables.groups:
-        layers = tables.model.layers(group.kind)
-        most = min(layers.largest, job.global_batch)
-        sizes = sorted({b for b in (1, *(int(s) for s in layers.sizes), most) if b <= most})
-        rows.append(np.minimum.reduce([np.sum(layers.seconds(b), axis=0) / b for b in sizes]))
+        found = []
+        for degree in degrees:
+            if (group.kind, degree) in measured:
+                layers = tables.model.layers(group.kind, degree)
+                most = min(layers.largest, job.global_batch)
+                sizes = sorted({b for b in (1, *(int(s) for s in layers.sizes), most) if b <= most})
+                found += [degree * np.sum(layers.seconds(b), axis=0) / b for b in sizes]
+        rows.append(np.minimum.reduce(found))
     return np.maximum(np.array(rows), 1e-30)

@@ -24,6 +24,8 @@ class Group:
     refusal: str = ""
     banned: frozenset[int] = frozenset()
     price_per_hour: float | None = None
+    degree: int = 1
+    teams: tuple[tuple[str, ...], ...] = ()
 
 
 def usable_bytes(device: Device, margin: float) -> float:

@@ -26,8 +26,15 @@ def classes_of(groups: Sequence[Group]) -> tuple[Group, ...]:
     """Groups of one kind, memory, price and wishes as one class, whatever their host."""
     merged: dict[tuple, list[Group]] = {}
     for g in groups:
-        merged.setdefault((g.kind, g.usable_bytes, g.banned, g.price_per_hour), []).append(g)
-    return tuple(replaced(held[0], names=tuple(n for g in held for n in g.names)) for held in merged.values())
+        merged.setdefault((g.kind, g.degree, g.usable_bytes, g.banned, g.price_per_hour), []).append(g)
+    return tuple(
+        replaced(
+            held[0],
+            names=tuple(n for g in held for n in g.names),
+            teams=tuple(t for g in held for t in g.teams),
+        )
+        for held in merged.values()
+    )
 
 
 def affordable(tables: Tables, aim: Aim) -> list[Tables]:
@@ -111,8 +118,8 @@ def _least_fill(tables: Tables, templates: Sequence[Template]) -> np.ndarray:
     for t in templates:
         key = (tuple(k > 0 for k in t.mix), t.micro_batch)
         if key not in known:
-            kinds = [g.kind for g, has in zip(tables.groups, key[0], strict=True) if has]
-            rows = [np.sum(tables.model.layers(k).seconds(t.micro_batch), axis=0) for k in kinds]
+            held = [g for g, has in zip(tables.groups, key[0], strict=True) if has]
+            rows = [np.sum(tables.layers(g).seconds(t.micro_batch), axis=0) for g in held]
             known[key] = float(np.minimum.reduce(rows).sum())
         found.append(known[key])
     return np.array(found)
@@ -137,7 +144,7 @@ def sizes_for_many(tables: Tables, job: Job) -> tuple[int, ...]:
     """The measured micro-batch sizes, thinned to a few."""
     if job.micro_batch is not None:
         return (job.micro_batch,)
-    sizes = sorted({int(b) for g in tables.groups for b in tables.model.layers(g.kind).sizes})
+    sizes = sorted({int(b) for g in tables.groups for b in tables.layers(g).sizes})
     sizes = [b for b in sizes if b <= job.global_batch] or [1]
     while len(sizes) > _MOST_SIZES:
         del sizes[1::2]
@@ -251,7 +258,7 @@ def _pipeline(tables: Tables, template: Template, names: Sequence[str], samples:
         stages.append(
             Stage(
                 layers=tuple(layers[first:last]),
-                shares=(Share(devices=(name,), samples=size),),
+                shares=(Share(devices=tables.devices_of(name), samples=size),),
                 recompute=bool(table.recompute[first, last]),
             )
         )

@@ -98,6 +98,8 @@ def _fitting(tables: Tables, pipeline: Pipeline, runs: Sequence[Run], size: int)
         if not table.work_s[i, j] < float("inf"):
             return
         parts = table.splits[table.split[i, j]]
-        shares = tuple(Share(devices=(n,), samples=k) for n, k in zip(ordered, parts, strict=True))
+        shares = tuple(
+            Share(devices=tables.devices_of(n), samples=k) for n, k in zip(ordered, parts, strict=True)
+        )
         made.append(Stage(layers=layers, shares=shares, recompute=bool(table.recompute[i, j])))
     yield replace(pipeline, micro_batch=size, stages=tuple(made))
