@@ -12,18 +12,29 @@ from torch import nn
 from evener.core.figures import Value
 from evener.core.order import resized
 from evener.core.plan import Plan
+from evener.errors import NonFiniteError
+from evener.report.metrics import read_metrics
 from evener.session.decide import inexact_parts
 from evener.session.keep import PARAMETER_FILE, first_gradients
+from evener.session.precision import lower_precision, precision_parts
 from evener.session.recipe import in_dtype, load_recipe, without_dropout
 from evener.session.reference import PlainLoop
 from evener.session.request import Request
 from evener.session.run import run
 
 FLOAT32_BOUND, FLOAT64_BOUND, PARAMETER_BOUND = 1e-6, 1e-12, 1e-10
+METRICS_FILE = "metrics.jsonl"
+# A fleet rounds in other places than one device does, so its error is not bounded by exactly that one's.
+PRECISION_SLACK = 2.0
 
 
 class Exactness(Value, frozen=True, kw_only=True):
-    """How far the fleet's steps are from one device's: ‖a - b‖ / ‖b‖ over all parameters together."""
+    """How far the fleet's steps are from one device's: ‖a - b‖ / ‖b‖ over all parameters together.
+
+    `lower_precision` has the devices that the plan lets compute in less than float32, by precision;
+    `gradient_bound` is what `gradient_error` may be then: 1e-6 without any, else twice what one device shows
+    that computes everything in that precision. `as_planned` says that no error is beyond its bound.
+    """
 
     exact: bool
     gradient_error: float
@@ -31,6 +42,9 @@ class Exactness(Value, frozen=True, kw_only=True):
     parameter_error_float64: float
     steps: int
     plan: Plan
+    as_planned: bool
+    gradient_bound: float = FLOAT32_BOUND
+    lower_precision: dict[str, tuple[str, ...]] = {}
     notes: tuple[str, ...] = ()
 
 
@@ -38,10 +52,12 @@ def verify(request: Request) -> Exactness | None:
     """Run `request.steps` steps on the fleet, in float32 and float64, and compare with one device.
 
     Dropout is switched off for the comparison, on both sides, and the notes say so. Exact means: gradient
-    within 1e-6 in float32 and 1e-12 in float64, parameters within 1e-10 in float64.
+    within 1e-6 in float32 and 1e-12 in float64, parameters within 1e-10 in float64. A plan with devices in a
+    lower precision is not exact; float64 is left alone by it and shows that the sums are right all the same.
     """
     steps = request.steps or 5
     errors: dict[str, tuple[float, float]] = {}
+    bound, lower = FLOAT32_BOUND, dict[str, tuple[str, ...]]()
     plan = request.plan
     notes: tuple[str, ...] = ()
     for dtype in ("float32", "float64"):
@@ -64,7 +80,11 @@ def verify(request: Request) -> Exactness | None:
         if outcome is None:
             return None
         plan = outcome.plan
+        _check_moved(folder, steps)
         loop, model, notes = _reference(asked, plan, steps)
+        if dtype == "float32":
+            lower = lower_precision(plan, load_recipe(request.script, request.seed))
+            bound = max([bound, *(_rounding(asked, plan, p, loop.first_gradient) for p in lower)])
         held = first_gradients(folder)
         whole = _merged(held)  # each device's own gradients in turn: copies must agree as well
         gradient = max(_distance(whole | own, loop.first_gradient) for own in held)
@@ -72,22 +92,47 @@ def verify(request: Request) -> Exactness | None:
         own = {n: p.detach().cpu() for n, p in model.named_parameters()}
         errors[dtype] = gradient, _distance({n: tensors[n] for n in own}, own)
     assert plan is not None
-    return Exactness(
-        exact=errors["float32"][0] <= FLOAT32_BOUND
+    as_planned = (
+        errors["float32"][0] <= bound
         and errors["float64"][0] <= FLOAT64_BOUND
-        and errors["float64"][1] <= PARAMETER_BOUND,
+        and errors["float64"][1] <= PARAMETER_BOUND
+    )
+    return Exactness(
+        exact=as_planned and errors["float32"][0] <= FLOAT32_BOUND,
         gradient_error=errors["float32"][0],
         gradient_error_float64=errors["float64"][0],
         parameter_error_float64=errors["float64"][1],
         steps=steps,
         plan=plan,
+        as_planned=as_planned,
+        gradient_bound=bound,
+        lower_precision=lower,
         notes=notes,
     )
 
 
-def _reference(request: Request, plan: Plan, steps: int) -> tuple[PlainLoop, nn.Module, tuple[str, ...]]:
+def _check_moved(folder: Path, steps: int) -> None:
+    """A skipped step has no gradient to compare, and those after it are of other samples."""
+    skipped = [r for r in read_metrics(folder / METRICS_FILE).records[-steps:] if r.skipped]
+    if skipped:
+        raise NonFiniteError(
+            f"step {skipped[0].step} was skipped, so that there is nothing to compare: {skipped[0].skipped}",
+            numbers=f"{len(skipped)} of {steps} steps skipped",
+            remedy="a loss of the order of 1, or bfloat16, which needs no loss scale",
+        )
+
+
+def _rounding(request: Request, plan: Plan, precision: str, exact: dict[str, torch.Tensor]) -> float:
+    """What the first gradient may be off: `PRECISION_SLACK` × the error of one device in `precision`."""
+    rounded, _, _ = _reference(request, plan, 1, autocast=getattr(torch, precision))
+    return PRECISION_SLACK * _distance(rounded.first_gradient, exact)
+
+
+def _reference(
+    request: Request, plan: Plan, steps: int, autocast: torch.dtype | None = None
+) -> tuple[PlainLoop, nn.Module, tuple[str, ...]]:
     recipe = load_recipe(request.script, request.seed)
-    notes = inexact_parts(recipe)
+    notes = inexact_parts(recipe) + precision_parts(plan, recipe)
     recipe = in_dtype(without_dropout(recipe), getattr(torch, request.dtype or "float32"))
     if request.global_batch:
         recipe = dataclasses.replace(recipe, global_batch=request.global_batch)
@@ -98,7 +143,8 @@ def _reference(request: Request, plan: Plan, steps: int) -> tuple[PlainLoop, nn.
     def loss_and_weight(batch: Any, size: int) -> tuple[torch.Tensor, float]:
         args, kwargs, target = recipe.problem.inputs(batch)
         weight = float(size if recipe.weight is None else recipe.weight(batch))
-        result = recipe.loss(model(*args, **kwargs), target)
+        with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+            result = recipe.loss(model(*args, **kwargs), target)
         loss = result[0] if isinstance(result, tuple) else result
         return (loss * weight if mean else loss), weight
 
