@@ -33,7 +33,8 @@ def model():
 def recipe():
     return ev.Recipe(
         model=model(), dataset=samples(), global_batch=8,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.1 / FACTOR), loss=lambda o, t: FACTOR * cross_entropy(o, t),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1 / FACTOR),
+        loss=lambda o, t: FACTOR * cross_entropy(o, t),
     )
 """
 
