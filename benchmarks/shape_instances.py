@@ -29,7 +29,7 @@ from evener.session.site import open_site
 from evener.session.steps import Steps
 
 BOUND = {"float32": 1e-6, "float64": 1e-12}
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 Gradients = dict[str, torch.Tensor]
 
 

@@ -39,7 +39,7 @@ def test_hugging_face_models_from_their_config_are_exact(pool: Pool) -> None:
 def test_the_drawn_plans_have_every_shape() -> None:
     met = Counter(word for n in (2, 3, 4) for x in drawn(n, NO_PACKAGE) for word in features(x))
     for word in (
-        *("gpipe", "1f1b", "interleaved"),
+        *("gpipe", "1f1b", "interleaved", "zero-bubble"),
         *("not neighbours on one device", "pipelines cut differently", "shared stage"),
         *("uneven micro-batches", "frozen", "masked", "max_norm", "recompute"),
         *NO_PACKAGE,

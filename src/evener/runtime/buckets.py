@@ -60,6 +60,12 @@ class GradientBuckets:
         """The next backward's gradients count `scale` times. Until then backwards are not ours."""
         self._scale, self._collects = scale, True
 
+    def take(self, p: nn.Parameter, grad: torch.Tensor) -> None:
+        """`grad` is what a backward gave for `p`, were it by a way that runs no hooks."""
+        if p in self._place:
+            p.grad = grad
+            self._collect(p)
+
     def arm(self, step: int, segment: int = 0) -> None:
         """The next backward is the segment's last: its buckets leave as they fill, while it still runs."""
         self._step = step

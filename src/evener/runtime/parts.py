@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from evener.runtime.problem import Problem, to_device
+from evener.runtime.split import SplitBackward
 
 Carry = tuple[torch.Tensor, ...]
 
@@ -54,6 +55,7 @@ class Alive:
     scale: float = 1.0
     weight: float = 0.0
     shapes: tuple = ()
+    split: SplitBackward | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,17 +123,34 @@ class Part:
 
         `seed` is the gradient of a last stage's loss; `gradients` are those of what this stage gave out.
         """
-        if alive.loss is not None:
-            alive.loss.backward(torch.full_like(alive.loss, seed))
-        else:
-            differentiable = [t for t in alive.outputs if t.requires_grad]
-            torch.autograd.backward(differentiable, list(gradients))
+        torch.autograd.backward(*_ends(alive, seed, gradients))
         return [tuple(_gradient(t) for t in piece if t.requires_grad) for piece in alive.pieces]
+
+    def backward_input(self, alive: Alive, seed: float, gradients: Carry) -> list[Carry]:
+        """The same as `backward` but for the parameters' gradients, which wait for `backward_weight`."""
+        outputs, seeds = _ends(alive, seed, gradients)
+        leaves = [t for piece in alive.pieces for t in piece if t.requires_grad]
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        alive.split = SplitBackward(outputs, leaves, trained, at_once=self.recompute)
+        for leaf, gradient in zip(leaves, alive.split.of_inputs(seeds), strict=True):
+            leaf.grad = gradient
+        return [tuple(_gradient(t) for t in piece if t.requires_grad) for piece in alive.pieces]
+
+    def backward_weight(self, alive: Alive) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        """The parameters' part of the backward whose `backward_input` ran."""
+        return alive.split.of_parameters() if alive.split else []
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(self.module, *args, use_reentrant=False, **kwargs)
         return self.module(*args, **kwargs)
+
+
+def _ends(alive: Alive, seed: float, gradients: Carry) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Where a backward begins, and the gradients that it begins with."""
+    if alive.loss is not None:
+        return [alive.loss], [torch.full_like(alive.loss, seed)]
+    return [t for t in alive.outputs if t.requires_grad], list(gradients)
 
 
 def _received(carry: Carry, slots: Sequence[Slot], precision: torch.dtype | None) -> Carry:

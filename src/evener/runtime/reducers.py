@@ -9,7 +9,7 @@ in which all launch in one order: later layers first, as backward meets them; ti
 layer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,6 +91,12 @@ class Reducers:
         """The next backward's gradients count `scale` times."""
         for group in self._groups:
             group.buckets.begin(scale)
+
+    def take(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+        """Gradients that a backward in two parts gave."""
+        for p, grad in gradients:
+            for group in self._groups:
+                group.buckets.take(p, grad)
 
     def last_backward(self, stage: int) -> None:
         """The next backward is the last of `stage`: gradients that no other stage adds to may leave."""

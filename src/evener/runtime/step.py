@@ -64,17 +64,14 @@ class Step:
             return  # this device's share of a small micro-batch rounds to nothing
         elif action.type == "F":
             self._forward(str(action), self.ex.holding.parts[stage], key)
-        elif action.type == "B":
+        elif action.type in ("B", "I"):
             self._backward(str(action), self.ex.holding.parts[stage], key)
+        elif action.type == "W":
+            self._backward_weight(str(action), self.ex.holding.parts[stage], key)
         elif action.type in ("SEND_F", "SEND_B"):
             self._send(str(action), key)
-        elif action.type in ("RECV_F", "RECV_B"):
-            self._receive(str(action), key)
         else:
-            raise PlanMismatchError(
-                f"{self.here} cannot run the action {action}",
-                remedy="a schedule of whole backwards: gpipe, 1f1b, interleaved or unequal",
-            )
+            self._receive(str(action), key)
 
     def let_go(self) -> None:
         """Wait until what was sent has left, so that its memory can be used again."""
@@ -148,27 +145,46 @@ class Step:
         self._losses.append((alive.loss.detach(), alive.scale))
 
     def _backward(self, action: str, part: Part, key: Key) -> None:
-        alive = self._alive.pop(key)
-        self._left[part.stage] -= 1
+        """A whole backward, or its first part: what came in gets its gradients."""
+        whole = action.removeprefix(str(part.stage)).startswith("B")
+        alive = self._alive.pop(key) if whole else self._alive[key]
         gradients = () if part.is_last else self._gradients(part, alive, key)
         counts = alive.loss is not None if part.is_last else bool(alive.outputs and gradients)
+        last = whole and self._is_last(part)
         if self.share.health != HEALTHY or not counts:
             self._give_back(key, [])
             return
         seed = alive.scale / self.total if self.ex.problem.weight is None else alive.scale
         if self.ex.loss_scale:
             seed *= self.ex.loss_scale.value
-        last = not self._left[part.stage]
         self.ex.holding.reducers.begin(1.0)  # weights are in the seed, and travel with the gradients
         if last:
             self.ex.holding.reducers.last_backward(part.stage)
+        run = part.backward if whole else part.backward_input
         work = self._guarded(
+            action, lambda: run(alive, seed, gradients), (alive.shapes, last), f"backward{part.of_stage}"
+        )
+        self._give_back(key, work or [])
+
+    def _backward_weight(self, action: str, part: Part, key: Key) -> None:
+        """The second part of a backward: the parameters get their gradients."""
+        alive = self._alive.pop(key)
+        last, reducers = self._is_last(part), self.ex.holding.reducers
+        if self.share.health != HEALTHY or alive.split is None:
+            return
+        if last:
+            reducers.last_backward(part.stage)
+        self._guarded(
             action,
-            lambda: part.backward(alive, seed, gradients),
+            lambda: reducers.take(part.backward_weight(alive)),
             (alive.shapes, last),
             f"backward{part.of_stage}",
         )
-        self._give_back(key, work or [])
+
+    def _is_last(self, part: Part) -> bool:
+        """Whether the backward that begins is the last of its stage in this step."""
+        self._left[part.stage] -= 1
+        return not self._left[part.stage]
 
     def _gradients(self, part: Part, alive: Alive, key: Key) -> Carry:
         """What came back for this micro-batch; zeros for samples that do not count, if others do."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from evener.core.actions import Action, parse_action
-from evener.errors import DataError, ModelError, PlanMismatchError
+from evener.errors import DataError, ModelError
 from evener.runtime.executor import Alone, Executor, Settings, StepResult, whole_model
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
@@ -244,9 +244,14 @@ def test_a_failing_dataset_names_device_and_step():
     assert "step 3" in e.value.numbers
 
 
-def test_a_backward_in_parts_is_refused():
-    with pytest.raises(PlanMismatchError, match="cannot run the action 0I0"):
-        executor().step(0, row("0I0"), Alone((4,)), lambda *_: (X, Y), 4)
+def test_a_backward_in_parts_gives_the_same_step():
+    ex, whole = executor(), executor()
+    cut = iter([(X[:3], Y[:3]), (X[3:], Y[3:])])
+    parts = row("0F0 0I0 0F1 0W0 0I1 0W1 0REDUCE_GRAD STEP")
+    result = ex.step(0, parts, Alone((3, 1)), lambda *_: next(cut), 4)
+    assert result.totals.loss == take(whole).totals.loss
+    for p, q in zip(weights(ex), weights(whole), strict=True):
+        assert torch.allclose(p, q, rtol=1e-6)
 
 
 def test_closed_it_leaves_the_model_alone():
