@@ -7,6 +7,7 @@ fleet    a host holds as many groups as fit; a bus between two hosts carries wha
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,7 @@ def case_of(published: Published, row: dict[str, Any], overheads: Overheads) -> 
         raise FileError(
             f"row {row.get('id')} makes no plan: {e!r}", remedy="a row of the shape in the data's README"
         ) from e
-    profile = _reaching(corrected(profile, overheads, kinds), row, notes)
+    profile = reaching(corrected(profile, overheads, kinds), degrees, row["micro_batch"], notes)
     return Case(row=row, fleet=fleet, plan=plan, profile=profile, notes=tuple(notes))
 
 
@@ -123,11 +124,15 @@ def corrected(profile: Profile, overheads: Overheads, kinds: list[str]) -> Profi
     return replace(profile, timings=timings)
 
 
-def _reaching(profile: Profile, row: dict[str, Any], notes: dict[str, None]) -> Profile:
-    """`profile` with the row's degrees and micro-batch, extended in proportion where they lie outside."""
-    size = row["micro_batch"]
+def reaching(
+    profile: Profile, degrees: Iterable[tuple[str, int]], size: int, notes: dict[str, None]
+) -> Profile:
+    """`profile` with these (kind, degree) and micro-batch `size`, in proportion where they lie outside.
+
+    Each assumption is added to `notes`.
+    """
     timings = list(profile.timings)
-    for kind, degree in sorted({(r["kind"], r["tp"]) for s in row["stages"] for r in s["replicas"]}):
+    for kind, degree in sorted(degrees):
         own = [t for t in timings if t.kind == kind and t.tensor_parallel == degree]
         if not own:
             known = {t.tensor_parallel for t in timings if t.kind == kind}

@@ -94,21 +94,21 @@ def held_at_both_ends(stages: Sequence[StageTimes]) -> tuple[StageTimes, ...]:
     """The same stages where a transfer holds its sender and its receiver until it is through.
 
     Its seconds count as work of both; as the two run at once, the next stage's begins that much before the
-    sender is free: a send of negative seconds. Example: two stages of 3 s and 6 s, a link of 1 s, one
-    micro-batch: 3 + 1 + 9 + 1 + 6 = 20 s.
+    sender is free: a send of negative seconds. Example: stages of 1 + 2 s and 2 + 4 s, a link of 1 s, one
+    micro-batch: 1 + 1 + 2 + 4 + 1 + 2 = 11 s.
     """
     made = []
-    for k, s in enumerate(stages):
-        before = stages[k - 1] if k else StageTimes(forward_s=0.0, backward_s=0.0)
-        full, last = before.send_s + s.send_s, _last_send_s(before) + _last_send_s(s)
+    sends = [(0.0, 0.0), *((s.send_s, _last_send_s(s)) for s in stages[:-1]), (0.0, 0.0)]
+    for s, before, after in zip(stages, sends, sends[1:], strict=False):
+        full, last = before[0] + after[0], before[1] + after[1]
         made.append(
             StageTimes(
                 forward_s=s.forward_s + full,
                 backward_s=s.backward_s + full,
-                send_s=-s.send_s,
+                send_s=-after[0],
                 last_forward_s=(s.forward_s if s.last_forward_s is None else s.last_forward_s) + last,
                 last_backward_s=(s.backward_s if s.last_backward_s is None else s.last_backward_s) + last,
-                last_send_s=-_last_send_s(s),
+                last_send_s=-after[1],
                 start_s=s.start_s,
             )
         )

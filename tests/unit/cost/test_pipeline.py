@@ -5,7 +5,7 @@ import random
 import pytest
 
 from evener.cost import pipeline
-from evener.cost.pipeline import StageTimes, one_f_one_b, period_s
+from evener.cost.pipeline import StageTimes, held_at_both_ends, one_f_one_b, period_s
 from evener.schedules.one_f_one_b import order
 
 
@@ -86,3 +86,44 @@ def test_long_runs_continue_the_steady_state(monkeypatch):
         pipeline._ends.cache_clear()
         assert one_f_one_b(times, 400) == pytest.approx(exact, rel=1e-3)
         monkeypatch.undo()
+
+
+def played_holding_both_ends(times, micro_batches):
+    """As `played`, but a transfer keeps its sender and its receiver busy."""
+    count = len(times)
+    todo = [order(s, count, micro_batches) for s in range(count)]
+    done, free, at = {}, [t.start_s for t in times], [0] * count
+
+    def send_s(s, peer, last):
+        if not 0 <= peer < count:
+            return 0.0
+        link = times[min(s, peer)]
+        return link.last_send_s if last else link.send_s
+
+    while any(at[s] < len(todo[s]) for s in range(count)):
+        for s in range(count):
+            while at[s] < len(todo[s]):
+                what, m = todo[s][at[s]]
+                last, source = m == micro_batches - 1, s - 1 if what == "F" else s + 1
+                if 0 <= source < count and (what, source, m) not in done:
+                    break
+                t = times[s]
+                full = t.forward_s if what == "F" else t.backward_s
+                small = t.last_forward_s if what == "F" else t.last_backward_s
+                begin = max(free[s], done.get((what, source, m), 0.0)) + send_s(s, source, last)
+                done[what, s, m] = begin + (small if last else full)
+                target = s + 1 if what == "F" else s - 1
+                free[s] = done[what, s, m] + send_s(s, target, last)
+                at[s] += 1
+    return free
+
+
+def test_transfers_that_hold_both_ends():
+    one = held_at_both_ends(stages(3, 6, send=1))
+    assert max(one_f_one_b(one, 1)) == pytest.approx(11)
+    r = random.Random(1)
+    for _ in range(300):
+        times, micro_batches = random_stages(r, r.randint(1, 6)), r.randint(1, 12)
+        assert one_f_one_b(held_at_both_ends(times), micro_batches) == pytest.approx(
+            played_holding_both_ends(times, micro_batches)
+        )
