@@ -4,7 +4,7 @@ import numpy as np
 
 from evener.core.job import Job
 from evener.planner.blocks import Tables
-from evener.planner.teams import ALLOW, degrees_of
+from evener.planner.groups import ALLOW, degrees_of
 
 _STEPS = 300
 

@@ -6,8 +6,10 @@ from evener.core.fleet import Device, Fleet
 from evener.core.job import Job
 from evener.core.profile import Profile
 from evener.cost.step import StepCost, step_cost
-from evener.errors import OutOfRangeError
+from evener.errors import OutOfRangeError, UnknownNameError
 from evener.planner.placing import banned_layers
+
+ALLOW = "tensor-parallel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,18 @@ def usable_bytes(device: Device, margin: float) -> float:
     return max(usable - held, 0.0)
 
 
+def degrees_of(profile: Profile, kind: str) -> tuple[int, ...]:
+    """Tensor-parallel degrees at which every layer is measured on `kind`; whole-model steps count as degree
+    1.
+    """
+    found = {1} if any(s.kind == kind for s in profile.steps) else set()
+    for degree in {t.tensor_parallel for t in profile.timings if t.kind == kind}:
+        layers = {t.layer for t in profile.timings if t.kind == kind and t.tensor_parallel == degree}
+        if len(layers) == len(profile.layers):
+            found.add(degree)
+    return tuple(sorted(found))
+
+
 def groups_of(fleet: Fleet, profile: Profile, job: Job) -> tuple[Group, ...]:
     """The groups of `fleet` in order of first device. UnknownNameError for a kind the profile does not
     hold.
@@ -67,6 +81,10 @@ def groups_of(fleet: Fleet, profile: Profile, job: Job) -> tuple[Group, ...]:
             costs[kind] = step_cost(profile, kind)
         except OutOfRangeError as e:
             costs[kind] = f"{e.what} ({e.numbers})"
+        except UnknownNameError:
+            if ALLOW not in job.allow or not degrees_of(profile, kind):
+                raise
+            costs[kind] = f"{kind} is measured in tensor-parallel groups only"
     return tuple(
         replace(
             _group(devices, key[2], costs[key[0]], job), banned=key[-1] or frozenset(), price_per_hour=key[4]

@@ -10,22 +10,9 @@ from dataclasses import replace
 
 from evener.core.job import Job
 from evener.core.profile import Profile
-from evener.planner.groups import Group
+from evener.planner.groups import ALLOW, Group, degrees_of
 
-ALLOW = "tensor-parallel"
 _MOST_CHOICES = 12
-
-
-def degrees_of(profile: Profile, kind: str) -> tuple[int, ...]:
-    """Tensor-parallel degrees at which every layer is measured on `kind`; whole-model steps count as degree
-    1.
-    """
-    found = {1} if any(s.kind == kind for s in profile.steps) else set()
-    for degree in {t.tensor_parallel for t in profile.timings if t.kind == kind}:
-        layers = {t.layer for t in profile.timings if t.kind == kind and t.tensor_parallel == degree}
-        if len(layers) == len(profile.layers):
-            found.add(degree)
-    return tuple(sorted(found))
 
 
 def team_choices(groups: Sequence[Group], profile: Profile, job: Job) -> Iterator[tuple[Group, ...]]:

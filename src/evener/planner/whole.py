@@ -16,7 +16,7 @@ from evener.planner.aim import Aim, aim_of
 from evener.planner.baselines import baselines
 from evener.planner.blocks import Tables
 from evener.planner.bound import least_money_of_any, least_seconds_of_any
-from evener.planner.groups import Group, gib, groups_of, ms
+from evener.planner.groups import ALLOW, Group, degrees_of, gib, groups_of, ms
 from evener.planner.many import affordable, classes_of, search_many
 from evener.planner.options import Counts, Option, options_of, sub_counts
 from evener.planner.partitions import Judge, search
@@ -24,7 +24,7 @@ from evener.planner.predict import pool_of, solo_rates
 from evener.planner.result import Alternative, PlanResult
 from evener.planner.shift import shifted
 from evener.planner.suffixes import Suffixes
-from evener.planner.teams import ALLOW, degrees_of, team_choices
+from evener.planner.teams import team_choices
 
 _MOST_EVALUATED = 400
 _FEW_ORDERS = 1500
