@@ -9,6 +9,7 @@ from typing import Any
 _HOME = {
     "Recipe": "evener.session.recipe",
     "train": "evener.session.loop",
+    "load_weights": "evener.session.keep",
     "prepare": "evener.session.drop_in",
     "verify": "evener.session.exactness",
     "Pipe": "evener.integrations.pipe",

@@ -31,6 +31,9 @@ def train(
     devices: Annotated[
         str | None, typer.Option(help="Only these: cuda:1,cuda:3 here, or names of the fleet file.")
     ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Start from these: a safetensors file or the folder of a run.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and noise.")] = 0,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run's files (default runs/…).")] = None,
     no_heldout: Annotated[bool, typer.Option("--no-heldout", help="Skip the held-out loss.")] = False,
@@ -67,6 +70,7 @@ def train(
         batch_per_device=split,
         even=even,
         keep_all=keep_all,
+        weights=str(weights.resolve()) if weights else None,
         seed=seed,
         evaluate=not no_heldout,
         quiet=quiet,

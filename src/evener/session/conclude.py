@@ -22,6 +22,7 @@ from evener.report.plans import plan_text
 from evener.report.results import Evaluation, RunReport
 from evener.report.steps import typical_step
 from evener.report.text import report_text
+from evener.session.heldout import Heldout
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 
@@ -29,13 +30,19 @@ WARMUP_STEPS = 3
 
 
 class Outcome(Value, frozen=True, kw_only=True):
-    """What a run leaves: its report, its plan, its decisions, and whether a rehearsal's timings hold."""
+    """What a run leaves: its report, its plan, its decisions, and whether a rehearsal's timings hold.
+
+    `heldout_first` is the held-out loss before the first step; `heldout_loss` and `heldout_metrics` (means)
+    are those after the last.
+    """
 
     report: RunReport | None
     plan: Plan
     run_dir: str
     decisions: tuple[str, ...] = ()
     heldout_first: float | None = None
+    heldout_loss: float | None = None
+    heldout_metrics: dict[str, float] = {}
     figures: dict[str, float] = {}
     timings_hold: bool = True
     rehearsal: str = ""
@@ -59,8 +66,8 @@ class Journal:
         self._records: list[StepRecord] = []
         self._metrics: MetricsWriter | None = None
         self._live: LiveView | None = None
-        self.heldout_first: float | None = None
-        self.heldout_last: float | None = None
+        self.heldout_first: Heldout | None = None
+        self.heldout_last: Heldout | None = None
 
     def __enter__(self) -> "Journal":
         if self.leads:
@@ -108,7 +115,9 @@ class Journal:
             plan=plan,
             run_dir=str(self.folder),
             decisions=tuple(decisions),
-            heldout_first=self.heldout_first,
+            heldout_first=self.heldout_first.loss if self.heldout_first else None,
+            heldout_loss=self.heldout_last.loss if self.heldout_last else None,
+            heldout_metrics=self.heldout_last.metrics if self.heldout_last else {},
             figures=self.recipe.figures,
             timings_hold=held,
             rehearsal=sentence,
@@ -125,7 +134,7 @@ class Journal:
         typical = typical_step(self._records, global_batch=plan.global_batch, warmup_steps=WARMUP_STEPS)
         evaluation = None
         if self.heldout_last is not None:
-            evaluation = Evaluation(heldout_loss=self.heldout_last, references=self.recipe.figures)
+            evaluation = Evaluation(heldout_loss=self.heldout_last.loss, references=self.recipe.figures)
         return account(typical, plan, predicted_solo(plan), evaluation=evaluation)
 
     def _text(self, outcome: Outcome) -> str:
@@ -134,6 +143,9 @@ class Journal:
             lines.append(report_text(outcome.report, outcome.plan))
         else:
             lines.append("the plan carries no prediction, so efficiency is unknown: make it with evener plan")
+        if outcome.heldout_loss is not None:
+            told = {"loss": outcome.heldout_loss} | outcome.heldout_metrics
+            lines.append("held-out: " + ", ".join(f"{name} {value:.4f}" for name, value in told.items()))
         if outcome.rehearsal:
             lines.append(f"rehearsal: {outcome.rehearsal}")
         if not outcome.parameters_agree:

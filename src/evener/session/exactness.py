@@ -15,7 +15,7 @@ from evener.core.plan import Plan
 from evener.errors import NonFiniteError
 from evener.report.metrics import read_metrics
 from evener.session.decide import inexact_parts
-from evener.session.keep import PARAMETER_FILE, first_gradients
+from evener.session.keep import PARAMETER_FILE, first_gradients, load_weights
 from evener.session.precision import lower_precision, precision_parts
 from evener.session.recipe import in_dtype, load_recipe, without_dropout
 from evener.session.reference import PlainLoop
@@ -132,6 +132,8 @@ def _reference(
     request: Request, plan: Plan, steps: int, autocast: torch.dtype | None = None
 ) -> tuple[PlainLoop, nn.Module, tuple[str, ...]]:
     recipe = load_recipe(request.script, request.seed)
+    if request.weights:
+        load_weights(recipe.model, request.weights)
     notes = inexact_parts(recipe) + precision_parts(plan, recipe)
     recipe = in_dtype(without_dropout(recipe), getattr(torch, request.dtype or "float32"))
     if request.global_batch:

@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
+
+from evener.errors import FileError
 
 GRADIENT_FILE = "first_gradient-{}.safetensors"
 PARAMETER_FILE = "model.safetensors"
@@ -31,8 +34,60 @@ def first_gradients(folder: Path) -> list[dict[str, torch.Tensor]]:
 
 
 def save_parameters(model: nn.Module, folder: Path) -> Path:
-    """Write parameters and buffers, each shared tensor once, under the names of `named_parameters`."""
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    """Write what `state_dict` has, each shared tensor once, under the names of `named_parameters`.
+
+    `safetensors.torch.load_model(model, path)` reads it in plain PyTorch, tied weights included.
+    """
+    tensors = {n: t.detach().cpu().contiguous().clone() for n, t in saved_tensors(model).items()}
     path = folder / PARAMETER_FILE
-    save_file({n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}, path)
+    save_file(tensors, path, metadata={"format": "pt"})  # transformers reads no file without it
     return path
+
+
+def saved_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by the first of their names."""
+    kept = model.state_dict()
+    every = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: tensor for name, tensor in every.items() if name in kept}
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Copy the tensors of a safetensors file, or of a run's folder, into `model`, under any plan's names.
+
+    A tied weight may stand under any of its names, or several. FileError when a name is missing or too much,
+    or a shape is another; the model is then left as it was.
+    """
+    path = Path(path)
+    path = path / PARAMETER_FILE if path.is_dir() else path
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as e:
+        raise FileError(f"cannot read weights from {path}: {e}", remedy="a safetensors file") from e
+    wanted = saved_tensors(model)
+    first = {id(t): name for name, t in wanted.items()}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    names = {name: first[id(t)] for name, t in named if id(t) in first}
+    given = {names[n]: t for n, t in found.items() if n in names}
+    problems = {
+        "missing": [n for n in wanted if n not in given],
+        "unexpected": [n for n in found if n not in names],
+        "of another shape": [
+            f"{n} {tuple(t.shape)} for {tuple(wanted[n].shape)}"
+            for n, t in given.items()
+            if t.shape != wanted[n].shape
+        ],
+    }
+    if any(problems.values()):
+        listed = [f"{len(n)} {what}: {_some(n)}" for what, n in problems.items() if n]
+        raise FileError(
+            f"{path} does not hold the weights of {type(model).__name__}",
+            numbers="; ".join(listed),
+            remedy="weights of the same model; load a part of a model in recipe(), where you choose what",
+        )
+    with torch.no_grad():
+        for name, tensor in given.items():
+            wanted[name].copy_(tensor)
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -13,7 +13,8 @@ from evener.core.profile import Profile
 class Request(Value, frozen=True, kw_only=True):
     """A training run: what to train, how long, on which devices and where its files go.
 
-    `fleet` has one device per process, in order; `profile_s` bounds the seconds of measuring. For `verify`,
+    `fleet` has one device per process, in order; `profile_s` bounds the seconds of measuring. `weights` is a
+    safetensors file that every process reads before the first step. For `verify`,
     `dtype` overrides the model's, `keep_gradient` writes the first gradient to the run folder, and
     `dropout` can be off.
     """
@@ -31,6 +32,7 @@ class Request(Value, frozen=True, kw_only=True):
     profile: Profile | None = None
     even: bool = False
     keep_all: bool = False
+    weights: str | None = None
     seed: int = 0
     evaluate: bool = True
     profile_s: float = 20.0

@@ -20,8 +20,8 @@ from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import checksums, collect, spread_state
 from evener.session.conclude import Journal, Outcome
 from evener.session.decide import check_plan, choose_plan, samples_to_train, with_inexact
-from evener.session.heldout import heldout_loss
-from evener.session.keep import keep_first_gradient, save_parameters
+from evener.session.heldout import evaluate_heldout
+from evener.session.keep import keep_first_gradient, load_weights, save_parameters
 from evener.session.layout import lay_out
 from evener.session.measure import measured_link, micro_batch_grid, profile_together
 from evener.session.meeting import Failure, Meeting
@@ -85,6 +85,8 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
 def _prepared(recipe: Recipe, request: Request, site: Site) -> Recipe:
     if request.global_batch:
         recipe = dataclasses.replace(recipe, global_batch=request.global_batch)
+    if request.weights:
+        load_weights(recipe.model, request.weights)
     if request.dtype:
         recipe = in_dtype(recipe, getattr(torch, request.dtype))
     if not request.dropout:
@@ -140,11 +142,11 @@ def _train(
         keep_first_gradient(layout.parameters, steps.optimizer, Path(request.run_dir), ranks.rank)
     with Journal(request, recipe, plan, leads=leads, total_samples=stop) as journal:
         if evaluate:
-            journal.heldout_first = heldout_loss(steps, wire)
+            journal.heldout_first = evaluate_heldout(steps, wire)
         for record in steps.run(stop):
             journal.add(record)
         if evaluate:
-            journal.heldout_last = heldout_loss(steps, wire)
+            journal.heldout_last = evaluate_heldout(steps, wire)
     steps.close()
     _hand_in(meeting, steps, site)
     steps.average_buffers(wire)
