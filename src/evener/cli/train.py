@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from evener.planner.choose import Shapes
+
 
 def train(
     script: Annotated[Path, typer.Argument(help="Python file with a function recipe() → ev.Recipe.")],
@@ -22,6 +24,9 @@ def train(
     ] = None,
     even: Annotated[bool, typer.Option("--even", help="The same share for every device.")] = False,
     keep_all: Annotated[bool, typer.Option("--keep-all", help="Leave no device out.")] = False,
+    shapes: Annotated[
+        Shapes, typer.Option(help="What to consider; auto: pipelines only if no device holds the model.")
+    ] = "auto",
     plan: Annotated[Path | None, typer.Option(help="A plan file from evener plan.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile file; without it the run measures.")] = None,
     fleet: Annotated[Path | None, typer.Option(help="A fleet file of this host's devices.")] = None,
@@ -42,8 +47,9 @@ def train(
 ) -> None:
     """Train a recipe on all devices of this host, or rehearse another fleet here.
 
-    Measures the devices and the model unless --profile or --plan is given, plans uneven shares, trains,
-    and reports where every second went. Under torchrun it joins that job instead of starting processes.
+    Measures the devices and the model unless --profile or --plan is given, plans who does what (uneven
+    shares, or a pipeline where no device holds the model), trains, and reports where every second went.
+    Under torchrun it joins that job instead of starting processes.
     """
     from evener.errors import UsageError
     from evener.session.ask import fleet_of, request_for, split_of
@@ -70,6 +76,7 @@ def train(
         batch_per_device=split,
         even=even,
         keep_all=keep_all,
+        shapes=shapes,
         weights=str(weights.resolve()) if weights else None,
         seed=seed,
         evaluate=not no_heldout,

@@ -64,10 +64,12 @@ def layer_cost(profile: Profile, kind: str, *, tensor_parallel: int = 1, side: i
     """
     rows = [t for t in profile.timings if t.kind == kind and t.tensor_parallel == tensor_parallel]
     refused = min((t.micro_batch for t in rows if not t.fits), default=None)
+    # Tensors that hang on the model itself are a layer that no module runs: it takes no seconds of its own.
+    never_run = {x.name for x in profile.layers if not x.output_bytes_per_sample and not x.flops_per_sample}
     by_size: dict[int, dict[str, tuple]] = {}
     update: dict[str, float] = {}
     for t in rows:
-        if t.fits and t.forward_s and (refused is None or t.micro_batch < refused):
+        if t.fits and (t.forward_s or t.layer in never_run) and (refused is None or t.micro_batch < refused):
             both = (_edge(t.forward_s, side), _edge(t.backward_s, side))
             by_size.setdefault(t.micro_batch, {})[t.layer] = both
         if t.update_s:

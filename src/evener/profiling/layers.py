@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -90,29 +91,36 @@ def time_layers(
     subject: Subject,
     pieces: Sequence[Piece],
     round_s: dict[int, float],
+    more: Sequence[int],
     updates: dict[str, Figure],
     watch: Stopwatch,
 ) -> tuple[list[Timing], list[str]]:
     """(timings of each layer at as many sizes as the budget allows, sentences about what was cut).
 
     The smallest size comes first, then the largest, then those between; `round_s` has the seconds of one
-    whole forward and backward by size.
+    whole forward and backward by size. Then come the sizes `more`, at which only layers fit, not the model.
     """
     timings: list[Timing] = []
     notes: list[str] = []
     cut: list[int] = []
-    for size in _by_importance(sorted(round_s)):
-        if (REPEATS + 2) * round_s[size] > watch.left_s:
+    known = dict(round_s)
+    for size in [*_by_importance(sorted(round_s)), *more]:
+        near = max(known, default=size)
+        if (REPEATS + 2) * known.get(size, known.get(near, 0.0) * size / near) > watch.left_s:
             cut.append(size)
             continue
         try:
-            timings += _time_size(subject, pieces, size, updates, watch, notes)
+            rows = _time_size(subject, pieces, size, updates, watch, notes)
         except Exception as e:
             if not is_out_of_memory(e):
                 raise
             cut.append(size)  # its inputs beside the model's own bytes were too much
             e.__traceback__ = None
             give_back(subject.device)
+            continue
+        both = [f.value for row in rows for f in (row.forward_s, row.backward_s) if f]
+        known.setdefault(size, sum(both))
+        timings += rows
     if cut:
         sizes = ", ".join(map(str, sorted(cut)))
         notes.append(f"{subject.kind}: layers not timed alone at sizes {sizes}, for want of time or memory")
@@ -165,34 +173,52 @@ def _time_size(
     ]
 
 
-def time_updates(
-    subject: Subject, pieces: Sequence[Piece], watch: Stopwatch
-) -> tuple[dict[str, Figure], list[str]]:
-    """Seconds of an optimiser over each layer's parameters alone, and sentences about what was cut.
+@dataclass(frozen=True, kw_only=True)
+class Updates:
+    """What an optimiser over each layer's parameters alone took; `state_bytes` is its state in all layers."""
 
-    Needs gradients (any), as a backward pass has left them.
+    seconds: dict[str, Figure]
+    state_bytes: int
+    notes: list[str]
+
+
+def time_updates(subject: Subject, pieces: Sequence[Piece], watch: Stopwatch, *, alone: bool) -> Updates:
+    """Seconds and bytes of an optimiser over each layer's parameters alone, and sentences about what was cut.
+
+    Needs gradients (any), as a backward pass has left them; with `alone` there was none, because the whole
+    model does not fit: then each layer gets gradients of zero while it is measured.
     """
     updates: dict[str, Figure] = {}
+    states: dict[int, int] = {}
+    notes: list[str] = []
     for place, piece in enumerate(pieces):
+        given = [p for p in piece.params if alone and p.requires_grad and p.grad is None]
+        for p in given:
+            p.grad = torch.zeros_like(p)
         params = [p for p in piece.params if p.grad is not None]
         if not params:
             continue
         if watch.left_s < 0:
             rest = ", ".join(p.name for p in pieces[place:])
-            return updates, [f"{subject.kind}: no time for the optimiser of layers {rest}"]
+            notes.append(f"{subject.kind}: no time for the optimiser of layers {rest}")
+            break
         try:
             optimizer = subject.optimizer(params)
             seconds = [_one_update(optimizer, watch, piece.name) for _ in range(2 + REPEATS)]
         except Exception as e:
             if isinstance(e, EvenerError):
                 raise
-            return updates, [
-                f"the optimiser is not timed by layer: {type(e).__name__} at {piece.name!r}: {e}"
-            ]
+            notes.append(f"the optimiser is not timed by layer: {type(e).__name__} at {piece.name!r}: {e}")
+            break
+        finally:
+            for p in given:
+                p.grad = None
+        for held, state in optimizer.state.items():
+            states[id(held)] = sum(v.nbytes for v in state.values() if isinstance(v, torch.Tensor))
         figure = figure_of(seconds[2:])  # the first makes the state, the second is the first to find it
         if figure:
             updates[piece.name] = figure
-    return updates, []
+    return Updates(seconds=updates, state_bytes=sum(states.values()), notes=notes)
 
 
 def _one_update(optimizer: torch.optim.Optimizer, watch: Stopwatch, name: str) -> float:

@@ -48,6 +48,8 @@ def profile_model(
 
     Raises ModelError naming the layer in which the model raised. Example: a Linear(1024, 1024) has 4,198,400
     parameter bytes, 4,096 output bytes and 2,097,152 forward FLOPs a sample.
+    A device that cannot hold a step of the whole model still has its layers measured, one at a time, at sizes
+    at which each of them fits: what a plan of several stages needs.
     """
     device = torch.device(device)
     sizes = _sizes(micro_batches, max_micro_batch)
@@ -67,9 +69,12 @@ def profile_model(
             reserve_s=(1 - STEPS_PART) * budget_s,
         )
         notes += said
-        updates, said = time_updates(subject, pieces, watch)
-        notes += said
-        timings, said = time_layers(subject, pieces, round_s, updates, watch)
+        updates = time_updates(subject, pieces, watch, alone=not round_s)
+        notes += updates.notes
+        more = [s.micro_batch for s in steps if not s.fits]
+        if memory_bytes is not None:
+            more = [size for size in more if _largest_layer_bytes(pieces, scans, size) <= memory_bytes]
+        timings, said = time_layers(subject, pieces, round_s, more, updates.seconds, watch)
         notes += said
     trainable = [p for p in model.parameters() if p.requires_grad]
     return Profile(
@@ -78,7 +83,7 @@ def profile_model(
         timings=tuple(timings),
         steps=tuple(steps),
         gradient_bytes=sum(p.nbytes for p in trainable),
-        state_bytes=state_bytes(timer.optimizer),
+        state_bytes=state_bytes(timer.optimizer) or updates.state_bytes,
         dtype=str(trainable[0].dtype).removeprefix("torch.") if trainable else "float32",
         note="; ".join(dict.fromkeys(notes)),
     )
@@ -175,3 +180,13 @@ def _held_bytes(
         return fixed + state + size * (saved + output)
 
     return held
+
+
+def _largest_layer_bytes(pieces: Sequence[Piece], scans: Sequence[Anatomy], size: int) -> float:
+    """Predicts what the largest layer holds alone: parameters, gradients, two moments, one micro-batch."""
+
+    def held(name: str) -> float:
+        saved = _per_sample(scans, lambda s: s.saved_bytes[name])
+        return saved + 2 * _per_sample(scans, lambda s: s.output_bytes.get(name, 0))
+
+    return max(4 * p.param_bytes + size * held(p.name) for p in pieces)

@@ -36,7 +36,7 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
         )
     except ValueError as e:
         raise UsageError(str(e), remedy="a split that names devices of the fleet and sums to --batch") from e
-    return with_inexact(planner.plan(fleet, profile, job).plan, recipe)
+    return with_inexact(planner.plan(fleet, profile, job, shapes=request.shapes).plan, recipe)
 
 
 def with_inexact(plan: Plan, recipe: Recipe) -> Plan:

@@ -44,8 +44,9 @@ def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: f
         with torch.autocast(device.type, dtype=recipe.autocast) if recipe.autocast else nullcontext():
             return problem.forward(model, to_device(batch, device))[0]
 
+    recipe.model.to(device)
     memory = site.device.free_memory_bytes or site.device.memory_bytes
-    return profile_model(
+    profile = profile_model(
         model=recipe.model,
         step_loss=step_loss,
         optimizer=recipe.optimizer,
@@ -58,6 +59,8 @@ def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: f
         budget_s=budget_s,
         name=recipe.name or type(recipe.model).__name__,
     )
+    recipe.model.to("cpu")  # the plan says which part of it the device holds
+    return profile
 
 
 def profile_together(
@@ -97,7 +100,6 @@ def profile_recipe(
         report(f"{script} on {device.kind}")
         recipe = load_recipe(script, seed)
         site = open_site(device, rehearse=rehearse)
-        recipe.model.to(site.torch_device)
         sizes = micro_batches or micro_batch_grid(recipe.global_batch)
         profiles.append(profile_here(recipe, site, sizes, budget_s))
     return merge_profiles(tuple(profiles))

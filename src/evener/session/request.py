@@ -8,6 +8,7 @@ from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
+from evener.planner.choose import Shapes
 
 
 class Request(Value, frozen=True, kw_only=True):
@@ -32,6 +33,7 @@ class Request(Value, frozen=True, kw_only=True):
     profile: Profile | None = None
     even: bool = False
     keep_all: bool = False
+    shapes: Shapes = "auto"
     weights: str | None = None
     seed: int = 0
     evaluate: bool = True

@@ -237,3 +237,18 @@ def test_frozen_parameters_send_no_gradient():
     first = next(t for t in profile.timings if t.layer == "0")
     assert first.forward_s
     assert first.backward_s is None
+
+
+def test_a_device_too_small_for_the_model_has_its_layers_measured_one_by_one():
+    whole = profiled(driver=ScriptedDriver(by_name), micro_batches=(1, 2))
+    # 66 parameters with gradients and moments are 1,056 bytes; the first layer alone is 672 and its samples.
+    small = profiled(driver=ScriptedDriver(by_name), micro_batches=(1, 2), memory_bytes=1000)
+    assert [s.fits for s in small.steps] == [False, False]
+    assert small.state_bytes == whole.state_bytes
+    key = lambda t: (t.layer, t.micro_batch, t.forward_s, t.backward_s, t.update_s)  # noqa: E731
+    assert [key(t) for t in small.timings] == [key(t) for t in whole.timings]
+
+
+def test_sizes_at_which_a_layer_does_not_fit_are_not_measured():
+    small = profiled(driver=ScriptedDriver(by_name), micro_batches=(1, 2), memory_bytes=10)
+    assert small.timings == ()
