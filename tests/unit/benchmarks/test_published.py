@@ -217,7 +217,7 @@ def test_missing_updates_are_taken_from_the_nearest_kind():
 
 
 def test_a_profile_of_another_model_is_carried_over():
-    """Kind b's own rows have 3 layers for a model of 4: seconds come from a, by the ratio of another model."""
+    """Kind b's own rows have 3 layers for a model of 4: seconds come from a, by another model's ratio."""
     other = {
         "layer_bytes": layer_bytes(3),
         "profile": {"a": profile(1, 2, 4, layers=3), "b": profile(1, 2, 4, kind_s=2e-3, layers=3)},
