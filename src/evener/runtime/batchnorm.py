@@ -84,6 +84,7 @@ class Wave:
         self._found: dict[str, Statistics] = {}
         self._calls: Counter[str] = Counter()
         self._sums: Counter[str] = Counter()  # of backward
+        self._summed: dict[str, torch.Tensor] = {}
         self._entries = 0
 
     def __enter__(self) -> "Wave":
@@ -114,10 +115,14 @@ class Wave:
         layer.take_in(*found)
         return found
 
-    def sum_gradients(self, sums: torch.Tensor, name: str) -> None:
-        """Σ∂y and Σ(∂y x̂) over the wave, in place."""
+    def sum_gradients(self, sums: torch.Tensor, name: str) -> torch.Tensor:
+        """[Σ∂y | Σ(∂y x̂)] over the wave; once, should a backward in two parts ask for it twice."""
+        if self._calls[name] == 1 and name in self._summed:
+            return self._summed[name]
         self._sums[name] += 1
         self._all_reduce(sums, name, "backward")
+        self._summed[name] = sums
+        return sums
 
     def pass_forward(self) -> None:
         """Take part with nothing in every sum of forward that is left, so that nobody waits for this device.
@@ -233,8 +238,7 @@ class _Normalised(torch.autograd.Function):
         of_bias, of_weight = own.chunk(2)
         of_x = None
         if ctx.needs_input_grad[0]:
-            sums = _exactly(own)
-            ctx.wave.sum_gradients(sums, ctx.name)
+            sums = ctx.wave.sum_gradients(_exactly(own), ctx.name)
             by_count = (sums / ctx.count).to(mean.device, mean.dtype).chunk(2)
             of_x = gradient - by_count[0].view(shape) - centred * by_count[1].view(shape)
             of_x = (of_x * (scale if weight is None else scale * weight).view(shape)).to(x.dtype)

@@ -161,6 +161,29 @@ def test_recomputed_layers_take_the_statistics_of_their_first_run() -> None:
     assert_is_reference(found, reference)
 
 
+def test_a_backward_in_two_parts_sums_once() -> None:
+    model, given = convolutional(), batch(5, 0)
+
+    def work(rank: int, wire: ThreadedWire) -> tuple[list[torch.Tensor], int]:
+        mine = copy.deepcopy(model)
+        replace_batchnorm(mine)
+        start, stop = ((0, 3), (3, 5))[rank]
+        x = given[0][start:stop].requires_grad_()
+        place = wave(mine, wire)
+        with place:
+            loss = loss_of(mine, (x, given[1][start:stop]))
+        with place:
+            torch.autograd.grad(loss, x, retain_graph=True)
+            parts = torch.autograd.grad(loss, list(mine.parameters()))
+        return list(parts), len(wire._rendezvous.launched[rank])
+
+    (first, sums), (second, _) = together(work, 2)
+    assert sums == 6
+    reference = list(plain(model, [given]).values())
+    for a, b, whole in zip(first, second, reference, strict=False):
+        torch.testing.assert_close(a + b, whole, rtol=1e-10, atol=1e-11)
+
+
 def test_a_shared_layer_that_is_recomputed_is_told() -> None:
     norm = nn.BatchNorm1d(4)
     model = nn.Sequential(norm, Recomputed(nn.Sequential(nn.Linear(4, 4), norm)))
