@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import default_collate
 
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
@@ -13,12 +14,14 @@ from evener.runtime.cutting import cut, layer_names
 from evener.session.exactness import Exactness, verify
 from evener.session.keep import PARAMETER_FILE, first_gradients
 from evener.session.launch import launch
+from evener.session.recipe import load_recipe
 from evener.session.request import Request
 
 A, B, C = "lab/a", "lab/b", "lab/c"
 SCRIPT = """
 import torch, evener as ev
 from torch import nn
+from torch.utils.data import default_collate
 from torch.nn.functional import cross_entropy
 
 class Tied(nn.Module):
@@ -170,3 +173,19 @@ def test_k11_an_embedding_tied_to_a_head_two_stages_away_stays_tied(tmp_path: Pa
 def test_k11_tied_across_pipelines_of_other_cuts(tmp_path: Path) -> None:
     plan = plan_of((4, (stage("embed", (A, 2)), stage("head", (B, 2)))), (2, (stage("embed head", (C, 1)),)))
     verified(tmp_path, TIED, plan)
+
+
+def test_held_out_samples_go_through_the_same_plan_in_evaluation_mode(tmp_path: Path) -> None:
+    """A hybrid with a shared stage; dropout, masked labels, and 11 samples for a plan of 8."""
+    recipe = (
+        "model=nn.Sequential(nn.Linear(5, 7), nn.Dropout(0.5), nn.Linear(7, 3)), dataset=samples(16), "
+        "heldout=samples(11, (0, 1, 10)), loss=nn.CrossEntropyLoss(), weight=lambda b: (b[1] != -100).sum()"
+    )
+    shared = (stage("0", (A, 3)), stage("1 2", (A, 1), (B, 2)))
+    request = request_for(tmp_path, recipe, plan_of((5, shared), (3, (stage("0 1 2", (C, 2)),))), steps=1)
+    outcome = launch(request)
+    made = load_recipe(request.script, 0)
+    x, y = default_collate(made.heldout)
+    with torch.no_grad():
+        wanted = made.loss(made.model.eval()(x), y)
+    assert outcome.heldout_first == pytest.approx(float(wanted), rel=1e-6)
