@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-EXACT_ACTIONS = 10_000
+EXACT_ACTIONS = 4_000
 """Above this many actions the steady state is continued instead of played out."""
 
 

@@ -1,16 +1,19 @@
 """Who can run one stage, and how long every run of layers takes them: tables for the search."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from evener.core.split import apportion
 from evener.cost.communication import shares_send_s
 from evener.cost.evaluate import CostModel
 from evener.cost.layers import LayerCost
 from evener.planner.groups import Group
 
+_ALL_SPLITS = 40
 Block = tuple[int, ...]
 """Groups (by number, sorted) whose devices share one stage: (0, 0, 2) is two of group 0, one of group 2."""
 
@@ -82,7 +85,10 @@ class Tables:
         backward = np.full((count, count), np.inf)
         split = np.zeros((count, count), dtype=np.int32)
         recomputed = np.zeros((count, count), dtype=bool)
-        splits = tuple(_splits(micro_batch, block))
+        if math.comb(micro_batch - 1, len(block) - 1) <= _ALL_SPLITS:
+            splits = tuple(_splits(micro_batch, block))
+        else:
+            splits = tuple(self._likely_splits(micro_batch, block))
         for again in (False, True) if self.recompute else (False,):
             for number, parts in enumerate(splits):
                 members = [self._member(g, n, in_flight, again) for g, n in zip(block, parts, strict=True)]
@@ -96,6 +102,16 @@ class Tables:
         return StageTable(
             forward_s=forward, backward_s=backward, split=split, recompute=recomputed, splits=splits
         )
+
+    def _likely_splits(self, micro_batch: int, block: Block) -> Iterator[tuple[int, ...]]:
+        """Splits near the speeds of the members, each but the last moved by up to two samples."""
+        speeds = [1 / self.seconds_a_sample(self.groups[g]) for g in block]
+        middle = apportion(micro_batch, speeds)
+        for moves in itertools.product(range(-2, 3), repeat=len(block) - 1):
+            parts = [n + d for n, d in zip(middle, moves, strict=False)]
+            parts.append(micro_batch - sum(parts))
+            if min(parts) >= 1:
+                yield tuple(parts)
 
     def _member(self, group: int, samples: int, in_flight: int, again: bool) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds by (i, j) of one device; infinite where i ≥ j or memory is short."""
