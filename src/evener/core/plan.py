@@ -129,7 +129,9 @@ class Prediction(Value, frozen=True, kw_only=True):
     """What the plan should take: seconds a step with bounds, and bytes by device.
 
     `solo_samples_per_s` is what each device does alone, `solo_seconds` seconds of a sample by cause other
-    than compute then; `seconds` is the step by device and cause.
+    than compute then; `seconds` is the step by device and cause. A used device that cannot hold the model is
+    in `unbounded_samples_per_s` instead: what it would do if its memory sufficed. `useful_samples` is what
+    each device's part is worth in samples of the whole model, where a plan cuts it.
     """
 
     step_s: float
@@ -138,6 +140,8 @@ class Prediction(Value, frozen=True, kw_only=True):
     memory_bytes: dict[str, int] = {}
     solo_samples_per_s: dict[str, float] = {}
     solo_seconds: dict[str, dict[str, float]] = {}
+    unbounded_samples_per_s: dict[str, float] = {}
+    useful_samples: dict[str, float] = {}
     seconds: dict[str, dict[str, float]] = {}
     source: Source = "fitted"
 

@@ -7,6 +7,8 @@ from msgspec.structs import replace
 from evener.core.fleet import Fleet
 from evener.core.job import Job
 from evener.core.profile import Profile
+from evener.cost.evaluate import CostModel
+from evener.cost.worth import unbounded_samples_per_s, useful_samples
 from evener.errors import NoPlanFitsError, UsageError
 from evener.planner.data_parallel import plan_data_parallel
 from evener.planner.result import PlanResult
@@ -39,7 +41,7 @@ def plan(fleet: Fleet, profile: Profile, job: Job, *, shapes: Shapes = "data-par
         return replace(flat, reasons=(*flat.reasons, _narrow(profile))) if len(fleet.devices) > 1 else flat
     from evener.planner.whole import plan_whole  # only when wanted: data parallelism answers without it
 
-    return plan_whole(fleet, profile, job, flat)
+    return _with_worth(fleet, profile, plan_whole(fleet, profile, job, flat))
 
 
 def _placed(fleet: Fleet, profile: Profile, job: Job, given: bool) -> PlanResult:
@@ -50,7 +52,24 @@ def _placed(fleet: Fleet, profile: Profile, job: Job, given: bool) -> PlanResult
         raise UsageError("place needs seconds by layer", remedy="a profile that times each layer")
     from evener.planner.whole import plan_whole
 
-    return plan_whole(fleet, profile, job, None)
+    return _with_worth(fleet, profile, plan_whole(fleet, profile, job, None))
+
+
+def _with_worth(fleet: Fleet, profile: Profile, result: PlanResult) -> PlanResult:
+    """The result with what its report needs to compare each device's part with what it would do alone."""
+    plan, told = result.plan, result.plan.prediction
+    shares = [share for _, _, stage in plan.numbered_stages() for share in stage.shares]
+    if plan.is_data_parallel or told is None or any(len(s.devices) > 1 for s in shares):
+        return result  # what one device of a tensor-parallel group does alone was not measured
+    model = CostModel(fleet=fleet, profile=profile)
+    unbounded = {
+        name: unbounded_samples_per_s(model, fleet.device(name).kind, plan.global_batch)
+        for name in plan.devices
+        if name not in told.solo_samples_per_s
+    }
+    worth = useful_samples(model, plan)
+    told = replace(told, useful_samples=worth, unbounded_samples_per_s=unbounded)
+    return replace(result, plan=replace(plan, prediction=told))
 
 
 def _narrow(profile: Profile) -> str:

@@ -21,6 +21,8 @@ from evener.errors import PlanMismatchError, UnknownNameError, UsageError
 from evener.report.results import LEFT_OUT, LOSS_CAUSES, DeviceReport, Evaluation, RunReport, Solo
 from evener.report.steps import TypicalStep
 
+UNBOUNDED = "if its memory held the model"
+
 
 def account(
     typical: TypicalStep,
@@ -38,8 +40,9 @@ def account(
     Formulas: the module's text. Example: solo 8, 4, 2 and 2 samples/s, 16 samples in T = 1.25 s give
     12.8 of 16 samples/s, efficiency 0.8 and a gap of 0.25 s a step.
     `useful_samples` says how many whole-model samples each device's work is worth a step (they sum to the
-    global batch); a data-parallel plan needs none. Raises UnknownNameError for a device without solo
-    rate, PlanMismatchError for one without measured seconds, UsageError for samples that do not sum up.
+    global batch); without it those of the plan's prediction count; a data-parallel plan needs none.
+    Raises UnknownNameError for a device without solo rate, PlanMismatchError for one without measured
+    seconds, UsageError for samples that do not sum up.
     """
     samples = _samples(plan, useful_samples)
     rates = _rates(plan, solo)
@@ -80,14 +83,16 @@ def account(
 def predicted_solo(plan: Plan) -> dict[str, Solo | None]:
     """The solo rates that the plan's prediction holds, for runs that did not measure them.
 
-    Their source is the prediction's. A left-out device without one cannot do the job alone: None.
+    Their source is the prediction's. A left-out device without one cannot do the job alone: None. A used one
+    that cannot has the rate it would reach if its memory held the model, with a note.
     """
     solo: dict[str, Solo | None] = {x.device: None for x in plan.left_out}
-    if plan.prediction is not None:
-        source = plan.prediction.source
-        for name, rate in plan.prediction.solo_samples_per_s.items():
-            seconds = plan.prediction.solo_seconds.get(name, {})
-            solo[name] = Solo(samples_per_s=Figure(value=rate, source=source), seconds=seconds)
+    if (told := plan.prediction) is not None:
+        for name, rate in told.solo_samples_per_s.items():
+            seconds = told.solo_seconds.get(name, {})
+            solo[name] = Solo(samples_per_s=Figure(value=rate, source=told.source), seconds=seconds)
+        for name, rate in told.unbounded_samples_per_s.items():
+            solo[name] = Solo(samples_per_s=Figure(value=rate, source=told.source, note=UNBOUNDED))
     return solo
 
 
@@ -133,6 +138,8 @@ def _weighted(devices: tuple[DeviceReport, ...], ideal: float) -> dict[str, floa
 
 
 def _samples(plan: Plan, useful: dict[str, float] | None) -> dict[str, float]:
+    if useful is None and plan.prediction is not None:
+        useful = plan.prediction.useful_samples or None
     if useful is None:
         if not plan.is_data_parallel:
             raise UsageError(
@@ -180,6 +187,12 @@ def _solo_notes(
     unable = [name for name in solo if name not in rates]
     if unable:
         notes.append(f"{', '.join(unable)} cannot do the job alone and adds nothing to the sum of solo rates")
+    too_small = [name for name, x in rates.items() if x.samples_per_s.note == UNBOUNDED]
+    if too_small:
+        notes.append(
+            f"{', '.join(too_small)} cannot hold the model: alone they do nothing, and count with what their "
+            "layers take, as if memory sufficed"
+        )
     unsplit = [name for name in used if not rates[name].seconds]
     if unsplit:
         notes.append(

@@ -129,20 +129,22 @@ class Journal:
         return outcome
 
     def _report(self, plan: Plan) -> RunReport | None:
-        if plan.prediction is None or not plan.prediction.solo_samples_per_s:
+        solo = predicted_solo(plan)
+        cut = not plan.is_data_parallel
+        if plan.prediction is None or not any(solo.values()) or (cut and not plan.prediction.useful_samples):
             return None
         typical = typical_step(self._records, global_batch=plan.global_batch, warmup_steps=WARMUP_STEPS)
         evaluation = None
         if self.heldout_last is not None:
             evaluation = Evaluation(heldout_loss=self.heldout_last.loss, references=self.recipe.figures)
-        return account(typical, plan, predicted_solo(plan), evaluation=evaluation)
+        return account(typical, plan, solo, evaluation=evaluation)
 
     def _text(self, outcome: Outcome) -> str:
         lines = [*outcome.decisions]
         if outcome.report:
             lines.append(report_text(outcome.report, outcome.plan))
         else:
-            lines.append("the plan carries no prediction, so efficiency is unknown: make it with evener plan")
+            lines.append("the plan carries no such prediction, so efficiency is unknown: make it with evener plan")
         if outcome.heldout_loss is not None:
             told = {"loss": outcome.heldout_loss} | outcome.heldout_metrics
             lines.append("held-out: " + ", ".join(f"{name} {value:.4f}" for name, value in told.items()))

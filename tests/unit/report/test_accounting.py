@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from evener.core.figures import Figure
-from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.plan import Pipeline, Plan, Prediction, Share, Stage
 from evener.errors import PlanMismatchError, UnknownNameError, UsageError
 from evener.report.accounting import account, lost_by_cause, predicted_solo
 from evener.report.results import LOSS_CAUSES, Solo
@@ -154,3 +154,28 @@ def test_one_device_alone_at_its_solo_rate_loses_nothing():
     report = account(typical, plan, {"lab/a": SOLO["lab/a"]})
     assert report.efficiency == pytest.approx(1.0)
     assert report.lost_s == pytest.approx(dict.fromkeys(LOSS_CAUSES, 0.0))
+
+
+def test_used_devices_that_cannot_hold_the_model_count_as_if_their_memory_sufficed():
+    told = Prediction(
+        step_s=1.0,
+        lower_s=1.0,
+        upper_s=1.0,
+        solo_samples_per_s={"lab/a": 8.0},
+        unbounded_samples_per_s={"lab/b": 4.0},
+        useful_samples={"lab/a": 7.0, "lab/b": 3.0},
+    )
+    stages = tuple(
+        Stage(layers=(name,), shares=(Share(devices=(f"lab/{name}",), samples=5),)) for name in "ab"
+    )
+    cut = Plan(
+        global_batch=10,
+        pipelines=(Pipeline(samples=10, micro_batch=5, stages=stages),),
+        prediction=told,
+    )
+    report = account(TYPICAL, cut, predicted_solo(cut))
+    assert report.ideal_samples_per_s == pytest.approx(12)
+    assert {d.name: d.samples_per_step for d in report.devices} == {"lab/a": 7.0, "lab/b": 3.0}
+    assert any("lab/b cannot hold the model" in note for note in report.notes)
+    assert not any("lab/a cannot" in note for note in report.notes)
+    assert sum(report.lost_s.values()) == pytest.approx(report.gap_s)
