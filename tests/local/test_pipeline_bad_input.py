@@ -163,11 +163,25 @@ def test_a_missing_layer_and_an_unknown_one_are_named(tmp_path: Path) -> None:
     assert isinstance(error, errors.UnknownNameError) and "'middle'" in error.remedy
 
 
-def test_what_is_no_tensor_crosses_no_cut(tmp_path: Path) -> None:
+def test_a_branch_on_data_crosses_no_cut(tmp_path: Path) -> None:
     bad = "return self.last(self.middle.line(x) if self.first(x).sum() > 0 else x)"
     error = error_of(request_for(tmp_path, in_forward=bad))
-    assert isinstance(error, errors.ModelError | errors.PlanMismatchError)
-    assert "cut" in error.what
+    assert isinstance(error, errors.ModelError)
+    assert "the forward of Net cannot be cut" in error.what
+
+
+def test_what_is_no_tensor_crosses_no_cut(tmp_path: Path) -> None:
+    """The middle layer gives an object of a class of its own, from which the last one takes its input."""
+    bad = """
+        class Result:
+            def __init__(self, value): self.value = value
+        return Result(self.line(x))
+"""
+    code = {"in_middle": bad, "in_forward": "return self.last(self.middle(self.first(x)).value)"}
+    error = error_of(request_for(tmp_path, **code))
+    assert isinstance(error, errors.ModelError)
+    assert "the forward of Net cannot be cut" in error.what
+    assert "layer 'middle' gives a Result, which is no tensor" in error.numbers
 
 
 def written(plan: Plan, **changes: object) -> bytes:
