@@ -12,6 +12,7 @@ travels on as it is, so that nobody waits for what will not come.
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -104,18 +105,19 @@ class Part:
         batch = to_device(batch, self.device)
         with torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext():
             if self.ends is None:
-                alive.loss, metrics = self.problem.forward(self._run, batch)
+                alive.loss, metrics = self._run(partial(self.problem.forward, self.module), batch)
                 return metrics
             target = None
             if self.reads_batch:
                 args, kwargs, target = self.problem.inputs(batch)
                 if self.is_first:
                     carry = self.ends.flatten(args, kwargs)
-            outputs = self._run(carry if self.is_first else _received(carry, self.takes, self.autocast))
+            if not self.is_first:
+                carry = _received(carry, self.takes, self.autocast)
             if not self.is_last:
-                alive.outputs = outputs
+                alive.outputs = self._run(self.module, carry)
                 return {}
-            alive.loss, metrics = self.problem.loss_of(self.ends.unflatten_output(outputs), target)
+            alive.loss, metrics = self._run(self._loss_of, carry, target)
             return metrics
 
     def backward(self, alive: Alive, seed: float, gradients: Carry) -> list[Carry]:
@@ -140,10 +142,18 @@ class Part:
         """The parameters' part of the backward whose `backward_input` ran."""
         return alive.split.of_parameters() if alive.split else []
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _loss_of(self, carry: Carry, target: Any) -> tuple[torch.Tensor, dict]:
+        assert self.ends is not None
+        return self.problem.loss_of(self.ends.unflatten_output(self.module(carry)), target)
+
+    def _run(self, work: Callable[..., Any], *args: Any) -> Any:
+        """`work(*args)`, which is done again before its backward where nothing is to be kept of it.
+
+        The loss is part of that: over a large vocabulary it keeps more than the layers before it.
+        """
         if self.recompute and torch.is_grad_enabled():
-            return checkpoint(self.module, *args, use_reentrant=False, **kwargs)
-        return self.module(*args, **kwargs)
+            return checkpoint(work, *args, use_reentrant=False)
+        return work(*args)
 
 
 def _ends(alive: Alive, seed: float, gradients: Carry) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

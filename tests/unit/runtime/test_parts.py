@@ -93,6 +93,27 @@ def test_stages_one_after_another_give_the_gradients_of_the_whole(recompute: boo
     assert all(torch.allclose(p.grad, 2 * g) for p, g in zip(model.parameters(), want, strict=True))
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_recomputed_stage_keeps_what_came_in_and_not_even_its_losss_tensors(recompute: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 40), nn.Tanh(), nn.Linear(40, 2))
+    x, y = torch.randn(5, 3), torch.randn(5, 2)
+    _, end = parts_of(model, [["0"], ["1", "2", "3"]], x[:3], recompute=recompute)
+    carry = (torch.randn(5, 4, requires_grad=True),)
+    mine = {t.untyped_storage()._cdata for t in [*model.parameters(), *carry, y]}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in mine:
+            kept[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        end.forward(Alive(pieces=[carry]), (x, y), carry)
+    assert (sum(kept.values()) == 0) == recompute
+    assert recompute or sum(kept.values()) >= 4 * 5 * (40 + 2)
+
+
 def test_a_tensor_that_nothing_used_gets_a_gradient_of_zeros() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     x, y = torch.randn(3, 3), torch.randn(3, 2)
@@ -103,6 +124,43 @@ def test_a_tensor_that_nothing_used_gets_a_gradient_of_zeros() -> None:
     used, unused = end.backward(alive, 1.0, ())
     assert used[0].abs().sum() > 0
     assert len(unused) == 1 and torch.equal(unused[0], torch.zeros(2, 4))
+
+
+def test_what_another_precision_made_is_cast_to_the_stages_own_and_its_gradient_back() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    x, y = torch.randn(5, 3), torch.randn(5, 2)
+    low, plain = (parts_of(model, [["0"], ["1"], ["2"]], x, autocast=p) for p in (torch.bfloat16, None))
+    first, middle, last = Alive(), Alive(), Alive()
+    low[0].forward(first, (x, y), ())
+    (made,) = first.outputs
+    assert made.dtype == torch.bfloat16
+    middle.pieces = [(made.detach().requires_grad_(),)]
+    plain[1].forward(middle, None, middle.pieces[0])
+    (through,) = middle.outputs
+    assert through.dtype == torch.float32
+    last.pieces = [(through.detach().requires_grad_(),)]
+    low[2].forward(last, (x, y), last.pieces[0])
+    (to_middle,) = low[2].backward(last, 1.0, ())
+    (to_first,) = plain[1].backward(middle, 1.0, to_middle)
+    assert [t.dtype for t in to_middle + to_first] == [torch.float32, torch.bfloat16]
+    low[0].backward(first, 1.0, to_first)
+    got = [p.grad.clone() for p in model.parameters()]
+    assert {g.dtype for g in got} == {torch.float32}
+    model.zero_grad()
+    squared(model(x), y).backward()
+    for p, g in zip(model.parameters(), got, strict=True):
+        assert (g - p.grad).norm() <= 0.02 * p.grad.norm()
+
+
+def test_a_model_that_is_in_low_precision_itself_stays_in_it() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).bfloat16()
+    x = torch.randn(3, 3).bfloat16()
+    begin, end = parts_of(model, [["0"], ["1"]], x)
+    alive = Alive()
+    begin.forward(alive, (x, x), ())
+    end.forward(Alive(pieces=[alive.outputs]), (x, torch.zeros(3, 2)), alive.outputs)
+    assert [s.dtype for s in end.takes] == [torch.bfloat16]
 
 
 def test_a_part_knows_its_tensors_by_the_users_names() -> None:
