@@ -1,4 +1,4 @@
-"""Recompute lowers a device's peak as the cost model says and changes no gradient: the benchmark, made small."""
+"""Recompute lowers a peak as the cost model says and changes no gradient: the benchmark, made small."""
 
 from benchmarks.recompute import compare
 
