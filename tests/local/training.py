@@ -14,8 +14,9 @@ from torch.nn.functional import cross_entropy
 
 from evener.core.actions import parse_action
 from evener.core.buckets import BUCKET_BYTES
-from evener.runtime.executor import Alone, Executor, Settings, StepResult, whole_model
+from evener.runtime.executor import Executor, StepResult
 from evener.runtime.hardware import HardwareDriver
+from evener.runtime.holding import Alone, Settings, whole_model
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
 from evener.runtime.wire import GroupWire

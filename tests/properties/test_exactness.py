@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from evener.core.actions import parse_action
-from evener.runtime.executor import Alone, Executor, Settings, StepResult, whole_model
+from evener.runtime.executor import Executor, StepResult
+from evener.runtime.holding import Alone, Settings, whole_model
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
 from tests.fakes import ScriptedDriver, ThreadedWire, together

@@ -202,6 +202,12 @@ def hand_out_statistics(layers: list[WaveBatchNorm], wire_of: WireOf, *, leads: 
             buffer.copy_(part.view(buffer.shape))
 
 
+def statistics_of(module: nn.Module) -> list[torch.Tensor]:
+    """The running statistics of BatchNorm in `module`: buffers that a step moves in its forwards."""
+    norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+    return [b for m in norms for b in m.buffers(recurse=False)]
+
+
 @contextmanager
 def keeping_statistics(module: nn.Module) -> Iterator[None]:
     """Inside, BatchNorm's running statistics in `module` do not move: for activations that are recomputed."""

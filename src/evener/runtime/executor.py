@@ -6,79 +6,24 @@
 Every device ends a step with the same verdict, and every holder of a parameter with the same value.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
 from evener.core.actions import Action
-from evener.core.buckets import BUCKET_BYTES
-from evener.core.routes import Piece
-from evener.core.seams import Channel, Driver, Wire
+from evener.core.seams import Driver
 from evener.core.trace import Span
 from evener.runtime.agreement import Verdict
-from evener.runtime.parts import Part
+from evener.runtime.batchnorm import statistics_of
+from evener.runtime.holding import Bench, Holding, Portions, Settings
 from evener.runtime.problem import Problem
 from evener.runtime.ranks import Ranks
-from evener.runtime.reducers import Reducers, reducers_of_one_model
 from evener.runtime.scaling import LossScale
+from evener.runtime.scope import ScopeOf, no_scope
 from evener.runtime.step import Step, forward_only
 from evener.runtime.tally import Share, Tally, Totals
-
-TRACED_ACTIONS = 4096  # the newest ones; older ones are in the records as seconds by cause
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How steps are taken: the part of a job's wishes that the executor needs."""
-
-    max_norm: float | None = None
-    on_non_finite: Literal["stop", "skip"] = "stop"
-    loss_scale: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Holding:
-    """What this device holds of the model, and how it reaches the others."""
-
-    parts: dict[int, Part]
-    reducers: Reducers
-    wire: Wire
-    channel: Channel | None = None
-
-
-class Portions(Protocol):
-    """Who takes which samples of each micro-batch; `core.routes.Routes` of the plan is one."""
-
-    def num_micro_batches(self, stage: int) -> int: ...
-
-    def samples(self, stage: int, device: str, micro_batch: int) -> int: ...
-
-    def forward_pieces(self, stage: int, micro_batch: int) -> tuple[Piece, ...]: ...
-
-    def backward_pieces(self, stage: int, micro_batch: int) -> tuple[Piece, ...]: ...
-
-
-@dataclass(frozen=True)
-class Alone:
-    """The portions of a device that runs the whole model on micro-batches of `sizes` samples."""
-
-    sizes: tuple[int, ...]
-
-    def num_micro_batches(self, stage: int) -> int:
-        return len(self.sizes)
-
-    def samples(self, stage: int, device: str, micro_batch: int) -> int:
-        return self.sizes[micro_batch] if micro_batch < len(self.sizes) else 0
-
-    def forward_pieces(self, stage: int, micro_batch: int) -> tuple[Piece, ...]:
-        return ()
-
-    def backward_pieces(self, stage: int, micro_batch: int) -> tuple[Piece, ...]:
-        return ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +55,25 @@ class Executor:
         driver: Driver,
         settings: Settings,
     ) -> None:
-        self.holding, self.optimizer, self.problem, self.settings = holding, optimizer, problem, settings
-        self.ranks, self.driver = ranks, driver
-        self.tally = Tally(ranks, holding.wire, problem.metrics)
-        self.loss_scale = LossScale(settings.loss_scale) if settings.loss_scale else None
-        self.spans: deque[Span] = deque(maxlen=TRACED_ACTIONS)
+        self.holding, self.driver = holding, driver
+        self.bench = Bench(
+            holding=holding,
+            optimizer=optimizer,
+            problem=problem,
+            ranks=ranks,
+            driver=driver,
+            settings=settings,
+            tally=Tally(ranks, holding.wire, problem.metrics),
+            loss_scale=LossScale(settings.loss_scale) if settings.loss_scale else None,
+        )
+        self._statistics = [b for part in holding.parts.values() for b in statistics_of(part.module)]
         self._seconds_before: dict[str, float] = {}
         self._began: float | None = None
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What this device did last, action by action."""
+        return self.bench.spans
 
     def pause(self) -> None:
         """The next step's time begins when it is called, not when the last one ended."""
@@ -129,16 +86,24 @@ class Executor:
         portions: Portions,
         fetch: Callable[[int, int], Any],
         total_samples: int,
+        scope_of: ScopeOf = no_scope,
     ) -> StepResult:
-        """Take step `number` over `total_samples` samples; this device does the actions of `row`."""
+        """Take step `number` over `total_samples` samples; this device does the actions of `row`.
+
+        `scope_of(stage, micro_batch)` says what masks and statistics of a micro-batch depend on.
+        """
         start = self.driver.now() if self._began is None else self._began
-        run = Step(self, number, portions, fetch, total_samples)
+        statistics = [b.clone() for b in self._statistics]
+        run = Step(self.bench, number, portions, fetch, total_samples, scope_of)
         run.start_s, run.share.seconds_before = start, self._seconds_before
         for action in row:
             run.do(action)
         run.let_go()
-        end = self.driver.now()
         assert run.totals is not None and run.verdict is not None, "a row ends with STEP"
+        if run.verdict.do != "apply":  # a step counts in full or not at all
+            for buffer, before in zip(self._statistics, statistics, strict=True):
+                buffer.copy_(before)
+        end = self.driver.now()
         self._began, self._seconds_before = end, run.seconds
         return StepResult(
             number=number,
@@ -162,7 +127,7 @@ class Executor:
         modes = [m.training for m in modules]
         for module in modules:
             module.eval()
-        run = Step(self, -1, portions, fetch, total_samples)
+        run = Step(self.bench, -1, portions, fetch, total_samples)
         with torch.no_grad():
             for action in forward_only(row):
                 run.do(action)
@@ -175,7 +140,7 @@ class Executor:
 
     def gather_seconds(self, number: int) -> dict[str, dict[str, float]]:
         """Every device's seconds by cause of the step just done; called by all devices together."""
-        totals = self.tally.launch(number, Share(seconds_before=self._seconds_before)).wait()
+        totals = self.bench.tally.launch(number, Share(seconds_before=self._seconds_before)).wait()
         self.pause()
         return totals.seconds_before
 
@@ -184,28 +149,3 @@ class Executor:
         self.holding.reducers.close()
         if self.holding.channel:
             self.holding.channel.close()
-
-
-def whole_model(
-    model: nn.Module,
-    problem: Problem,
-    ranks: Ranks,
-    wire: Wire,
-    *,
-    stage: int = 0,
-    device: torch.device | None = None,
-    autocast: torch.dtype | None = None,
-    recompute: bool = False,
-    bucket_bytes: int = BUCKET_BYTES,
-) -> Holding:
-    """The holding of data parallelism: the whole model as stage `stage`, its gradients summed over all."""
-    part = Part(
-        stage=stage,
-        module=model,
-        problem=problem,
-        device=device or torch.device("cpu"),
-        autocast=autocast,
-        recompute=recompute,
-    )
-    reducers = reducers_of_one_model(model, ranks, wire, stage, bucket_bytes)
-    return Holding(parts={stage: part}, reducers=reducers, wire=wire)

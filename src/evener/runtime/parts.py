@@ -19,7 +19,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from evener.runtime.batchnorm import keeping_statistics
 from evener.runtime.problem import Problem, to_device
+from evener.runtime.scope import Scope
 from evener.runtime.split import SplitBackward
 
 Carry = tuple[torch.Tensor, ...]
@@ -57,6 +59,7 @@ class Alive:
     weight: float = 0.0
     shapes: tuple = ()
     split: SplitBackward | None = None
+    scope: Scope = field(default_factory=Scope)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +106,8 @@ class Part:
     def forward(self, alive: Alive, batch: Any, carry: Carry) -> dict:
         """Run the micro-batch; outputs or loss are kept in `alive`. Returns the metrics of a last stage."""
         batch = to_device(batch, self.device)
-        with torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext():
+        autocast = torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
+        with alive.scope, autocast:
             if self.ends is None:
                 alive.loss, metrics = self._run(partial(self.problem.forward, self.module), batch)
                 return metrics
@@ -125,7 +129,8 @@ class Part:
 
         `seed` is the gradient of a last stage's loss; `gradients` are those of what this stage gave out.
         """
-        torch.autograd.backward(*_ends(alive, seed, gradients))
+        with alive.scope:
+            torch.autograd.backward(*_ends(alive, seed, gradients))
         return [tuple(_gradient(t) for t in piece if t.requires_grad) for piece in alive.pieces]
 
     def backward_input(self, alive: Alive, seed: float, gradients: Carry) -> list[Carry]:
@@ -134,13 +139,16 @@ class Part:
         leaves = [t for piece in alive.pieces for t in piece if t.requires_grad]
         trained = [p for p in self.module.parameters() if p.requires_grad]
         alive.split = SplitBackward(outputs, leaves, trained, at_once=self.recompute)
-        for leaf, gradient in zip(leaves, alive.split.of_inputs(seeds), strict=True):
+        with alive.scope:
+            found = alive.split.of_inputs(seeds)
+        for leaf, gradient in zip(leaves, found, strict=True):
             leaf.grad = gradient
         return [tuple(_gradient(t) for t in piece if t.requires_grad) for piece in alive.pieces]
 
     def backward_weight(self, alive: Alive) -> list[tuple[nn.Parameter, torch.Tensor]]:
         """The parameters' part of the backward whose `backward_input` ran."""
-        return alive.split.of_parameters() if alive.split else []
+        with alive.scope:
+            return alive.split.of_parameters() if alive.split else []
 
     def _loss_of(self, carry: Carry, target: Any) -> tuple[torch.Tensor, dict]:
         assert self.ends is not None
@@ -152,7 +160,8 @@ class Part:
         The loss is part of that: over a large vocabulary it keeps more than the layers before it.
         """
         if self.recompute and torch.is_grad_enabled():
-            return checkpoint(work, *args, use_reentrant=False)
+            twice = lambda: (nullcontext(), keeping_statistics(self.module))  # noqa: E731
+            return checkpoint(work, *args, use_reentrant=False, context_fn=twice)
         return work(*args)
 
 

@@ -2,22 +2,21 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from evener.core.actions import Action
 from evener.core.routes import Piece
 from evener.core.seams import Pending
-from evener.core.trace import Cause, Span
+from evener.core.trace import Cause
 from evener.errors import DataError, EvenerError, ModelError, PlanMismatchError
 from evener.runtime.agreement import Verdict, judge
+from evener.runtime.holding import Bench, Portions
 from evener.runtime.parts import Alive, Carry, Part, Slot, cut_samples, join_samples
 from evener.runtime.problem import shapes_of
+from evener.runtime.scope import ScopeOf, no_scope
 from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Share, Totals
-
-if TYPE_CHECKING:
-    from evener.runtime.executor import Executor, Portions
 
 _FORWARD = ("F", "SEND_F", "RECV_F")
 Key = tuple[int, int]  # (stage, micro-batch)
@@ -28,18 +27,19 @@ class Step:
 
     def __init__(
         self,
-        executor: "Executor",
+        bench: Bench,
         number: int,
-        portions: "Portions",
+        portions: Portions,
         fetch: Callable[[int, int], Any],
         total: int,
+        scope_of: ScopeOf = no_scope,
     ) -> None:
-        self.ex, self.number, self.portions, self.total = executor, number, portions, total
-        self.driver, self.here = executor.driver, executor.ranks.here
-        self._fetch_batch = fetch
+        self.bench, self.number, self.portions, self.total = bench, number, portions, total
+        self.driver, self.here = bench.driver, bench.ranks.here
+        self._fetch_batch, self._scope_of = fetch, scope_of
         self.start_s = 0.0
         self.seconds: dict[str, float] = {}
-        self.share = Share(learning_rate=executor.optimizer.param_groups[0]["lr"])
+        self.share = Share(learning_rate=bench.optimizer.param_groups[0]["lr"])
         self.totals: Totals | None = None
         self.verdict: Verdict | None = None
         self.gradient_norm: float | None = None
@@ -47,8 +47,8 @@ class Step:
         self._alive: dict[Key, Alive] = {}
         self._mail: dict[tuple[str, Key], list[tuple[int, Carry]]] = {}
         self._sends: list[Pending] = []
-        self._left = {stage: self._num_backwards(stage) for stage in executor.holding.parts}
-        executor.holding.reducers.begin_step(number)
+        self._left = {stage: self._num_backwards(stage) for stage in bench.holding.parts}
+        bench.holding.reducers.begin_step(number)
 
     def do(self, action: Action) -> None:
         """Do one action of the row."""
@@ -57,17 +57,17 @@ class Step:
         if action.type == "STEP":
             self._finish()
         elif action.type == "REDUCE_GRAD":
-            self.ex.holding.reducers.done(stage)
-        elif stage not in self.ex.holding.parts:
+            self.bench.holding.reducers.done(stage)
+        elif stage not in self.bench.holding.parts:
             raise PlanMismatchError(f"{self.here} does not hold stage {stage} of the action {action}")
         elif not self.portions.samples(stage, self.here, micro_batch):
             return  # this device's share of a small micro-batch rounds to nothing
         elif action.type == "F":
-            self._forward(str(action), self.ex.holding.parts[stage], key)
+            self._forward(str(action), self.bench.holding.parts[stage], key)
         elif action.type in ("B", "I"):
-            self._backward(str(action), self.ex.holding.parts[stage], key)
+            self._backward(str(action), self.bench.holding.parts[stage], key)
         elif action.type == "W":
-            self._backward_weight(str(action), self.ex.holding.parts[stage], key)
+            self._backward_weight(str(action), self.bench.holding.parts[stage], key)
         elif action.type in ("SEND_F", "SEND_B"):
             self._send(str(action), key)
         else:
@@ -86,8 +86,7 @@ class Step:
     def _spent(self, action: str, cause: Cause, since: float, until: float | None = None) -> None:
         end = self.driver.now() if until is None else until
         self.seconds[cause] = self.seconds.get(cause, 0.0) + end - since
-        span = Span(device=self.here, action=action, start_s=since, end_s=end, cause=cause, step=self.number)
-        self.ex.spans.append(span)
+        self.bench.traced.append((action, since, end, cause, self.number))
 
     def _read(self, key: Key) -> Any:
         before = self.driver.now()
@@ -106,7 +105,7 @@ class Step:
 
     def _forward(self, action: str, part: Part, key: Key) -> None:
         batch = self._read(key) if part.reads_batch else None
-        alive = self._alive[key] = Alive()
+        alive = self._alive[key] = Alive(scope=self._scope_of(*key))
         if part.is_last:
             samples = self.portions.samples(*key[:1], self.here, key[1])
             alive.weight = self._counted(batch, samples)
@@ -116,19 +115,22 @@ class Step:
         carry = join_samples(alive.pieces, part.takes, lambda copies: copies[0]) if alive.pieces else ()
         counts = bool(carry) or part.is_first
         if self.share.health != HEALTHY or not counts or (part.is_last and not alive.weight):
+            alive.scope.pass_by("forward")
             self._pass_on("F", key, (), ())  # nothing counts, and a mean over nothing would be NaN
             return
         alive.shapes = (shapes_of(batch), shapes_of(carry))
         metrics = self._guarded(
             action, lambda: part.forward(alive, batch, carry), alive.shapes, f"forward{part.of_stage}"
         )
-        if metrics is not None and part.is_last:
+        if metrics is None:
+            alive.scope.pass_by("forward")
+        elif part.is_last:
             self._count_loss(alive, metrics)
         self._pass_on("F", key, alive.outputs, part.gives)
 
     def _counted(self, batch: Any, samples: int) -> float:
         try:
-            return self.ex.problem.weight_of(batch, samples)
+            return self.bench.problem.weight_of(batch, samples)
         except Exception as e:
             raise ModelError(
                 f"the weight of a batch failed on {self.here}: {_last_line(e)}",
@@ -141,7 +143,7 @@ class Step:
         for name, (total, count) in metrics.items():
             before = self.share.metrics.get(name, (0.0, 0.0))
             self.share.metrics[name] = (before[0] + float(total), before[1] + float(count))
-        alive.scale = alive.weight if self.ex.problem.reduction == "mean" else 1.0
+        alive.scale = alive.weight if self.bench.problem.reduction == "mean" else 1.0
         self._losses.append((alive.loss.detach(), alive.scale))
 
     def _backward(self, action: str, part: Part, key: Key) -> None:
@@ -152,24 +154,27 @@ class Step:
         counts = alive.loss is not None if part.is_last else bool(alive.outputs and gradients)
         last = whole and self._is_last(part)
         if self.share.health != HEALTHY or not counts:
+            alive.scope.pass_by("backward")
             self._give_back(key, [])
             return
-        seed = alive.scale / self.total if self.ex.problem.weight is None else alive.scale
-        if self.ex.loss_scale:
-            seed *= self.ex.loss_scale.value
-        self.ex.holding.reducers.begin(1.0)  # weights are in the seed, and travel with the gradients
+        seed = alive.scale / self.total if self.bench.problem.weight is None else alive.scale
+        if self.bench.loss_scale:
+            seed *= self.bench.loss_scale.value
+        self.bench.holding.reducers.begin(1.0)  # weights are in the seed, and travel with the gradients
         if last:
-            self.ex.holding.reducers.last_backward(part.stage)
+            self.bench.holding.reducers.last_backward(part.stage)
         run = part.backward if whole else part.backward_input
         work = self._guarded(
             action, lambda: run(alive, seed, gradients), (alive.shapes, last), f"backward{part.of_stage}"
         )
+        if work is None:
+            alive.scope.pass_by("backward")
         self._give_back(key, work or [])
 
     def _backward_weight(self, action: str, part: Part, key: Key) -> None:
         """The second part of a backward: the parameters get their gradients."""
         alive = self._alive.pop(key)
-        last, reducers = self._is_last(part), self.ex.holding.reducers
+        last, reducers = self._is_last(part), self.bench.holding.reducers
         if self.share.health != HEALTHY or alive.split is None:
             return
         if last:
@@ -245,13 +250,14 @@ class Step:
 
     def _order(self, direction: str, source: Key, piece: Piece) -> int:
         """The place of `piece` among all that its target gets of this micro-batch."""
-        return [p for p in self._pieces(direction, source) if p.target == piece.target].index(piece)
+        pieces = self._pieces(direction, source)
+        return 0 if len(pieces) == 1 else [p for p in pieces if p.target == piece.target].index(piece)
 
     def _send(self, action: str, key: Key) -> None:
         direction = action[len(str(key[0])) + len("SEND_")]
         away = [p for p in self._pieces(direction, key) if p.source == self.here != p.target]
         cuts = self._mail.pop(("out " + direction, key))
-        channel = self.ex.holding.channel
+        channel = self.bench.holding.channel
         assert channel is not None
         before = self.driver.now()
         for piece, (_, cut) in zip(away, cuts, strict=True):
@@ -263,7 +269,7 @@ class Step:
         direction = action[len(str(key[0])) + len("RECV_")]
         source = (key[0] + (-1 if direction == "F" else 1), key[1])
         coming = [p for p in self._pieces(direction, source) if p.target == self.here]
-        channel, device = self.ex.holding.channel, self.ex.holding.parts[key[0]].device
+        channel, device = self.bench.holding.channel, self.bench.holding.parts[key[0]].device
         assert channel is not None
         before = self.driver.now()
         expected = [
@@ -290,7 +296,7 @@ class Step:
     def agree(self) -> Totals:
         """Sum and gather the few numbers of the step over all devices."""
         self._put_loss()
-        return self.ex.tally.launch(self.number, self.share).wait()
+        return self.bench.tally.launch(self.number, self.share).wait()
 
     def _put_loss(self) -> None:
         values = torch.stack([loss * w for loss, w in self._losses]).sum() if self._losses else None
@@ -302,12 +308,12 @@ class Step:
 
     def _finish(self) -> None:
         """All sums arrive, all devices judge alike, and the optimiser moves or does not."""
-        reducers = self.ex.holding.reducers
+        reducers = self.bench.holding.reducers
         self._put_loss()
         launched = self.driver.now()
         self.share.computed_s = launched - self.start_s
         reducers.launch_rest()
-        underway = self.ex.tally.launch(self.number, self.share)
+        underway = self.bench.tally.launch(self.number, self.share)
         reducers.wait()
         self.totals = underway.wait()
         done = self.driver.now()
@@ -316,7 +322,7 @@ class Step:
         self._spent("REDUCE_GRAD", "wait", launched, launched + waited)
         self._spent("REDUCE_GRAD", "reduce", launched + waited, done)
         self.verdict = judge(
-            self.totals.health, on_non_finite=self.ex.settings.on_non_finite, weight=self.totals.weight
+            self.totals.health, on_non_finite=self.bench.settings.on_non_finite, weight=self.totals.weight
         )
         if self.verdict.do == "apply":
             self._hand_out()
@@ -326,34 +332,34 @@ class Step:
 
     def _hand_out(self) -> None:
         """Gradients become those of the mean over the global batch; the norm may still say no."""
-        ex, reducers = self.ex, self.ex.holding.reducers
+        bench, reducers = self.bench, self.bench.holding.reducers
         assert self.totals is not None
-        scale = ex.loss_scale.value if ex.loss_scale else 1.0
-        reducers.finish(scale if ex.problem.weight is None else scale * self.totals.weight)
-        if ex.settings.max_norm is None and ex.loss_scale is None:
+        scale = bench.loss_scale.value if bench.loss_scale else 1.0
+        reducers.finish(scale if bench.problem.weight is None else scale * self.totals.weight)
+        if bench.settings.max_norm is None and bench.loss_scale is None:
             return
         square = torch.tensor([reducers.square_norm()], dtype=torch.float64)
         if not reducers.everywhere:
-            ex.holding.wire.all_reduce(square, f"step {self.number}, norm").wait()
+            bench.holding.wire.all_reduce(square, f"step {self.number}, norm").wait()
         self.gradient_norm = float(square) ** 0.5
         finite = math.isfinite(self.gradient_norm)
-        if ex.loss_scale:
-            ex.loss_scale.update(finite=finite)
+        if bench.loss_scale:
+            bench.loss_scale.update(finite=finite)
             if not finite:
-                reason = f"the gradient overflowed float16; the loss scale is now {ex.loss_scale.value:g}"
+                reason = f"the gradient overflowed float16; the loss scale is now {bench.loss_scale.value:g}"
                 self.verdict = Verdict("skip", reason)
         elif not finite:
-            self.verdict = Verdict(ex.settings.on_non_finite, "the summed gradient is NaN or infinite")
+            self.verdict = Verdict(bench.settings.on_non_finite, "the summed gradient is NaN or infinite")
 
     def _move(self) -> None:
-        ex, reducers = self.ex, self.ex.holding.reducers
+        bench, reducers = self.bench, self.bench.holding.reducers
         assert self.verdict is not None
         if self.verdict.do == "apply":
-            most = ex.settings.max_norm
+            most = bench.settings.max_norm
             if most is not None and self.gradient_norm is not None and self.gradient_norm > most:
                 reducers.multiply(most / (self.gradient_norm + 1e-6))
             try:
-                ex.optimizer.step()
+                bench.optimizer.step()
             except Exception as e:
                 raise ModelError(
                     f"the optimiser failed on {self.here}: {_last_line(e)}", numbers=f"step {self.number}"

@@ -14,7 +14,7 @@ from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan, Stage
 from evener.core.seams import Wire
-from evener.runtime.executor import Holding, whole_model
+from evener.runtime.holding import Holding, whole_model
 from evener.runtime.parts import Part
 from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import reducers_for, segments_of

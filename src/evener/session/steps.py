@@ -11,7 +11,8 @@ from evener.core.plan import Plan
 from evener.core.records import StepRecord
 from evener.core.seams import Wire
 from evener.errors import NonFiniteError, OutOfMemoryError, ReductionMismatchError
-from evener.runtime.executor import Executor, Settings, StepResult
+from evener.runtime.executor import Executor, StepResult
+from evener.runtime.holding import Settings
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import average_buffers
 from evener.session.feed import Feed, Samples

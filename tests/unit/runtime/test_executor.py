@@ -10,7 +10,8 @@ from torch import nn
 
 from evener.core.actions import Action, parse_action
 from evener.errors import DataError, ModelError
-from evener.runtime.executor import Alone, Executor, Settings, StepResult, whole_model
+from evener.runtime.executor import Executor, StepResult
+from evener.runtime.holding import Alone, Settings, whole_model
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
 from evener.runtime.step import is_out_of_memory

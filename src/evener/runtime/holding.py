@@ -1,0 +1,121 @@
+"""What the steps of one device have in common: what it holds, how it reaches the others, and its samples."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import nn
+
+from evener.core.buckets import BUCKET_BYTES
+from evener.core.routes import Piece
+from evener.core.seams import Channel, Driver, Wire
+from evener.core.trace import Cause, Span
+from evener.runtime.parts import Part
+from evener.runtime.problem import Problem
+from evener.runtime.ranks import Ranks
+from evener.runtime.reducers import Reducers, reducers_of_one_model
+from evener.runtime.scaling import LossScale
+from evener.runtime.tally import Tally
+
+TRACED_ACTIONS = 4096  # the newest ones; older ones are in the records as seconds by cause
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How steps are taken: the part of a job's wishes that the executor needs."""
+
+    max_norm: float | None = None
+    on_non_finite: Literal["stop", "skip"] = "stop"
+    loss_scale: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """What this device holds of the model, and how it reaches the others."""
+
+    parts: dict[int, Part]
+    reducers: Reducers
+    wire: Wire
+    channel: Channel | None = None
+
+
+class Portions(Protocol):
+    """Who takes which samples of each micro-batch; `core.routes.Routes` of the plan is one."""
+
+    def num_micro_batches(self, stage: int) -> int: ...
+
+    def samples(self, stage: int, device: str, micro_batch: int) -> int: ...
+
+    def forward_pieces(self, stage: int, micro_batch: int) -> tuple[Piece, ...]: ...
+
+    def backward_pieces(self, stage: int, micro_batch: int) -> tuple[Piece, ...]: ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The portions of a device that runs the whole model on micro-batches of `sizes` samples."""
+
+    sizes: tuple[int, ...]
+
+    def num_micro_batches(self, stage: int) -> int:
+        return len(self.sizes)
+
+    def samples(self, stage: int, device: str, micro_batch: int) -> int:
+        return self.sizes[micro_batch] if micro_batch < len(self.sizes) else 0
+
+    def forward_pieces(self, stage: int, micro_batch: int) -> tuple[Piece, ...]:
+        return ()
+
+    def backward_pieces(self, stage: int, micro_batch: int) -> tuple[Piece, ...]:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What every step of a device works with."""
+
+    holding: Holding
+    optimizer: torch.optim.Optimizer
+    problem: Problem
+    ranks: Ranks
+    driver: Driver
+    settings: Settings
+    tally: Tally
+    loss_scale: LossScale | None
+    traced: deque[tuple[str, float, float, Cause, int]] = field(
+        default_factory=lambda: deque(maxlen=TRACED_ACTIONS)
+    )
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What this device did last, action by action."""
+        return tuple(
+            Span(device=self.ranks.here, action=action, start_s=start, end_s=end, cause=cause, step=step)
+            for action, start, end, cause, step in self.traced
+        )
+
+
+def whole_model(
+    model: nn.Module,
+    problem: Problem,
+    ranks: Ranks,
+    wire: Wire,
+    *,
+    stage: int = 0,
+    device: torch.device | None = None,
+    autocast: torch.dtype | None = None,
+    recompute: bool = False,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Holding:
+    """The holding of data parallelism: the whole model as stage `stage`, its gradients summed over all."""
+    part = Part(
+        stage=stage,
+        module=model,
+        problem=problem,
+        device=device or torch.device("cpu"),
+        autocast=autocast,
+        recompute=recompute,
+    )
+    reducers = reducers_of_one_model(model, ranks, wire, stage, bucket_bytes)
+    return Holding(parts={stage: part}, reducers=reducers, wire=wire)
