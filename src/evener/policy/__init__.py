@@ -1,1 +1,0 @@
-"""When: a trace and a membership become a decision and its reason."""

@@ -1,1 +1,0 @@
-"""Public fakes for tests."""
