@@ -144,7 +144,7 @@ class Journal:
         if outcome.report:
             lines.append(report_text(outcome.report, outcome.plan))
         else:
-            lines.append("the plan carries no such prediction, so efficiency is unknown: make it with evener plan")
+            lines.append("the plan predicts too little to tell efficiency: make it with evener plan")
         if outcome.heldout_loss is not None:
             told = {"loss": outcome.heldout_loss} | outcome.heldout_metrics
             lines.append("held-out: " + ", ".join(f"{name} {value:.4f}" for name, value in told.items()))

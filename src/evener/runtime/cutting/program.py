@@ -10,6 +10,7 @@ output               tensors and sizes of the result, in the order of its leaves
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -41,7 +42,7 @@ class Program:
     def inputs(self) -> list[fx.Node]:
         return [n for n in self.graph.nodes if n.op == "placeholder"]
 
-    @property
+    @cached_property
     def outputs(self) -> list[fx.Node]:
         """The nodes among the results, each once."""
         return list(dict.fromkeys(r for r in self.results if isinstance(r, fx.Node)))
