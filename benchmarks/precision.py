@@ -3,7 +3,7 @@
 python benchmarks/precision.py --json
 
 The same 40 steps over the same uneven pipeline of two unpaced devices, with and without bfloat16 in the
-stage of one of them. The held-out loss is what is compared: mean over 512 windows of text that was not trained on.
+stage of one of them. The held-out loss is compared: the mean over 512 windows of text not trained on.
 """
 
 import os
