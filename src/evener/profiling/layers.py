@@ -106,7 +106,8 @@ def time_layers(
     known = dict(round_s)
     for size in [*_by_importance(sorted(round_s)), *more]:
         near = max(known, default=size)
-        if (REPEATS + 2) * known.get(size, known.get(near, 0.0) * size / near) > watch.left_s:
+        repeats = REPEATS if timings else LEAST_REPEATS  # without one size there are no pipelines
+        if (repeats + 2) * known.get(size, known.get(near, 0.0) * size / near) > watch.left_s:
             cut.append(size)
             continue
         try:
