@@ -162,7 +162,6 @@ def _slots(traced: Traced, cut: int, batch: int) -> tuple[Slot, ...]:
                 per_sample=0 if dim is None else seen.shape[dim] // batch,
                 num_bytes=seen.num_bytes,
                 dtype=seen.dtype,
-                dtype=seen.dtype,
             )
         )
     return tuple(slots)
