@@ -1,7 +1,7 @@
 """Keeping copies of one model alike: the same start, the same buffers, and numbers that prove it."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 import torch.distributed as dist
@@ -19,14 +19,17 @@ def spread_state(model: nn.Module, group: dist.ProcessGroup | None = None) -> No
         tensor.detach().copy_(host)
 
 
-def average_buffers(model: nn.Module, parts: Mapping[str, float], wire: Wire) -> None:
+def average_buffers(
+    model: nn.Module, parts: Mapping[str, float], wire: Wire, *, without: Collection[str] = ()
+) -> None:
     """Make floating buffers (BatchNorm statistics) their mean over their holders, weighted by samples.
 
     `parts` is this device's part of the samples for each buffer it holds; over all holders they sum to 1.
+    The buffers of layers in `without` are left alone.
     Whole-number buffers are left as they are: every device counts alike.
     """
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point():
+        if buffer.is_floating_point() and name.rpartition(".")[0] not in without:
             mean = buffer.detach().to("cpu", torch.float64) * parts.get(name, 0.0)
             wire.all_reduce(mean, f"buffer {name}").wait()
             buffer.detach().copy_(mean)

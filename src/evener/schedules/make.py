@@ -13,17 +13,19 @@ from evener.schedules.lowering import lower
 from evener.schedules.unequal import unequal
 
 NAMES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "unequal")
-_STAGE_ORDERS: dict[str, Callable[[int, int, int], list[tuple[str, int]]]] = {
+StageOrder = Callable[[int, int, int], list[tuple[str, int]]]
+_STAGE_ORDERS: dict[str, StageOrder] = {
     "gpipe": gpipe.order,
     "1f1b": one_f_one_b.order,
     "zero-bubble": zero_bubble.order,
 }
 
 
-def make(plan: Plan, *, name: str | None = None, costs: Costs | None = None) -> Schedule:
+def make(plan: Plan, *, name: str | None = None, costs: Costs | None = None, alike: bool = False) -> Schedule:
     """The schedule called `name` (default: the plan's own) for `plan`.
 
-    Pipelines of one stage always run forward and backward micro-batch by micro-batch. "unequal" needs
+    Pipelines of one stage run forward and backward micro-batch by micro-batch, unless they are to be `alike`:
+    then GPipe has all forwards of every pipeline first, where one has several stages. "unequal" needs
     `costs`; the others depend on the plan alone. UsageError for an unknown name. Example: a plan of one
     stage on one device with two micro-batches is "0F0 0B0 0F1 0B1 0REDUCE_GRAD STEP".
     """
@@ -34,10 +36,10 @@ def make(plan: Plan, *, name: str | None = None, costs: Costs | None = None) -> 
             raise UsageError("the unequal schedule needs costs", remedy="make(plan, name=..., costs=...)")
         others = [n for n in NAMES if n != "unequal" and (n != "zero-bubble" or costs.splits_backward)]
         return unequal(routes, costs, [fixed(routes, other) for other in others])
-    return lower(fixed(routes, name), routes)
+    return lower(fixed(routes, name, alike=alike), routes)
 
 
-def fixed(routes: Routes, name: str) -> Rows:
+def fixed(routes: Routes, name: str, *, alike: bool = False) -> Rows:
     """Compute actions of the schedules that need no costs.
 
     Stages that meet on a device keep each its own order; they are merged by playing them in unit time
@@ -46,7 +48,10 @@ def fixed(routes: Routes, name: str) -> Rows:
     if name not in NAMES or name == "unequal":
         raise UsageError(f"no schedule is called {name!r}", remedy=f"one of {', '.join(NAMES)}")
     if name != "interleaved":
-        return _merge(routes, _stage_threads(routes, _STAGE_ORDERS[name]))
+        alone = one_f_one_b.order
+        if alike and name == "gpipe" and any(r.num_stages > 1 for r in routes.stages):
+            alone = gpipe.order
+        return _merge(routes, _stage_threads(routes, _STAGE_ORDERS[name], alone))
     for extra in range(sum(len(r.sizes) for r in routes.stages) + 1):
         try:
             return _merge(routes, _interleaved_threads(routes, extra))
@@ -64,11 +69,11 @@ def _backward_first(device: str, step: Step) -> tuple[int, int, int]:
     return ("BIFW".index(kind), m, stage if kind == "F" else -stage)
 
 
-def _stage_threads(routes: Routes, order: Callable[[int, int, int], list[tuple[str, int]]]):
+def _stage_threads(routes: Routes, order: StageOrder, alone: StageOrder):
     threads: dict[str, list[list[Step]]] = {device: [] for device in routes.devices}
     for route in routes.stages:
         count = len(route.sizes)
-        stage_order = order if route.num_stages > 1 else one_f_one_b.order
+        stage_order = order if route.num_stages > 1 else alone
         steps = [
             Step(kind, route.number, m) for kind, m in stage_order(route.position, route.num_stages, count)
         ]

@@ -1,6 +1,9 @@
 """The one place where a run asks the planner: what was asked and measured becomes a plan, or a no."""
 
 import msgspec
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener import planner
 from evener.core.fleet import Fleet
@@ -10,13 +13,22 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.split import apportion
 from evener.errors import PlanMismatchError, UsageError
+from evener.runtime.batchnorm import WaveBatchNorm
+from evener.runtime.dropout import unkeyed_randomness
+from evener.runtime.problem import to_device
 from evener.session.precision import precision_parts
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 
+_FEW = 3  # samples that show what draws random numbers
+POOLED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, WaveBatchNorm)
 BATCH_NORM = (
     "BatchNorm: each micro-batch is normalised by its own statistics, as with gradient accumulation on one "
     "device; running statistics are averaged over devices, weighted by samples, before evaluation and saving"
+)
+WAVES = (
+    "BatchNorm: the micro-batches with the same number are normalised together, as one device running them "
+    "merged would; each of these waves has statistics of its own, as with gradient accumulation"
 )
 DROPOUT = "dropout: every device draws its own masks, so results depend on the split as they do on the seed"
 
@@ -46,16 +58,35 @@ def with_inexact(plan: Plan, recipe: Recipe) -> Plan:
 
 
 def inexact_parts(recipe: Recipe) -> tuple[str, ...]:
-    """Sentences on what the model holds whose result depends on how a batch is split."""
-    kinds = {type(m).__name__ for m in recipe.model.modules()}
+    """Sentences on what the model holds whose result depends on how a batch is split.
+
+    With dropout free of the split, the model is run once on a few samples to see what still draws.
+    """
+    modules = list(recipe.model.modules())
+    norms = [m for m in modules if isinstance(m, _BatchNorm)]
     found = []
-    if any(k.startswith(("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")) for k in kinds):
+    if any(isinstance(m, POOLED) for m in norms) and recipe.batch_norm == "wave":
+        found.append(WAVES)
+    if any(recipe.batch_norm == "local" or not isinstance(m, POOLED) for m in norms):
         found.append(BATCH_NORM)
-    if any(getattr(m, "p", 0) and "Dropout" in type(m).__name__ for m in recipe.model.modules()) or any(
-        getattr(m, "dropout", 0.0) and isinstance(m.dropout, float) for m in recipe.model.modules()
+    if recipe.dropout == "split-free":
+        found += _unkeyed(recipe)
+    elif any(getattr(m, "p", 0) and "Dropout" in type(m).__name__ for m in modules) or any(
+        getattr(m, "dropout", 0.0) and isinstance(m.dropout, float) for m in modules
     ):
         found.append(DROPOUT)
     return tuple(found)
+
+
+def _unkeyed(recipe: Recipe) -> list[str]:
+    from evener.runtime.cutting.observing import untouched  # loads torch.export, which is slow
+
+    model = recipe.model
+    where = next((p.device for p in model.parameters()), torch.device("cpu"))
+    args, kwargs, _ = recipe.problem.inputs(to_device(recipe.batch_of(_FEW), where))
+    with untouched(model):
+        model.train()
+        return unkeyed_randomness(model, lambda: model(*args, **kwargs))
 
 
 def check_plan(plan: Plan, fleet: Fleet, recipe: Recipe) -> None:

@@ -1,23 +1,25 @@
 """`verify`: the same steps on the fleet and in a plain loop on one device, and how far apart they end."""
 
 import dataclasses
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.core.figures import Value
 from evener.core.order import resized
 from evener.core.plan import Plan
 from evener.errors import NonFiniteError
 from evener.report.metrics import read_metrics
+from evener.runtime.dropout import dropout_keys, keyed_layers
 from evener.session.decide import inexact_parts
 from evener.session.keep import PARAMETER_FILE, first_gradients, load_weights
 from evener.session.precision import lower_precision, precision_parts
-from evener.session.recipe import in_dtype, load_recipe, without_dropout
+from evener.session.recipe import in_dtype, load_recipe, with_keys, without_dropout
 from evener.session.reference import PlainLoop
 from evener.session.request import Request
 from evener.session.run import run
@@ -51,8 +53,11 @@ class Exactness(Value, frozen=True, kw_only=True):
 def verify(request: Request) -> Exactness | None:
     """Run `request.steps` steps on the fleet, in float32 and float64, and compare with one device.
 
-    Dropout is switched off for the comparison, on both sides, and the notes say so. Exact means: gradient
-    within 1e-6 in float32 and 1e-12 in float64, parameters within 1e-10 in float64. A plan with devices in a
+    Dropout that draws from a generator is switched off on both sides, and the notes say so; dropout free of
+    the split stays on. One device runs the whole batch at once; with BatchNorm the plan's micro-batches one
+    by one, or, where it is pooled, those with the same number merged, and the running statistics count as
+    parameters. Exact means: gradient within 1e-6 in float32 and 1e-12 in float64, parameters within 1e-10 in
+    float64. A plan with devices in a
     lower precision is not exact; float64 is left alone by it and shows that the sums are right all the same.
     """
     steps = request.steps or 5
@@ -81,7 +86,7 @@ def verify(request: Request) -> Exactness | None:
             return None
         plan = outcome.plan
         _check_moved(folder, steps)
-        loop, model, notes = _reference(asked, plan, steps)
+        loop, ends, notes = _reference(asked, plan, steps)
         if dtype == "float32":
             lower = lower_precision(plan, load_recipe(request.script, request.seed))
             bound = max([bound, *(_rounding(asked, plan, p, loop.first_gradient) for p in lower)])
@@ -89,7 +94,7 @@ def verify(request: Request) -> Exactness | None:
         whole = _merged(held)  # each device's own gradients in turn: copies must agree as well
         gradient = max(_distance(whole | own, loop.first_gradient) for own in held)
         tensors = load_file(folder / PARAMETER_FILE)
-        own = {n: p.detach().cpu() for n, p in model.named_parameters()}
+        own = {n: t.detach().cpu() for n, t in ends.items()}
         errors[dtype] = gradient, _distance({n: tensors[n] for n in own}, own)
     assert plan is not None
     as_planned = (
@@ -130,8 +135,9 @@ def _rounding(request: Request, plan: Plan, precision: str, exact: dict[str, tor
 
 def _reference(
     request: Request, plan: Plan, steps: int, autocast: torch.dtype | None = None
-) -> tuple[PlainLoop, nn.Module, tuple[str, ...]]:
-    recipe = load_recipe(request.script, request.seed)
+) -> tuple[PlainLoop, dict[str, torch.Tensor], tuple[str, ...]]:
+    """The plain loop after its steps, what it ended with by name, and sentences on what was compared."""
+    recipe = with_keys(load_recipe(request.script, request.seed), request.seed)
     if request.weights:
         load_weights(recipe.model, request.weights)
     notes = inexact_parts(recipe) + precision_parts(plan, recipe)
@@ -150,14 +156,23 @@ def _reference(
         loss = result[0] if isinstance(result, tuple) else result
         return (loss * weight if mean else loss), weight
 
-    has_batch_norm = any("BatchNorm" in type(m).__name__ for m in model.modules())
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+    pools = bool(norms) and recipe.batch_norm == "wave"
 
-    def sizes_of(samples: int) -> tuple[int, ...]:
-        if not has_batch_norm:
-            return (samples,)
-        return tuple(n for p in resized(plan, samples).pipelines for n in p.micro_batch_sizes)
+    def parts_of(samples: int) -> list[list[int]]:
+        if not norms:
+            return [list(range(samples))]
+        own = micro_batches(resized(plan, samples))
+        return merged_waves(own) if pools else [positions for pipeline in own for positions in pipeline]
 
-    loop = PlainLoop(model, optimizer, loss_and_weight, recipe.max_norm)
+    keyed = keyed_layers(model)
+    loop = PlainLoop(
+        model,
+        optimizer,
+        loss_and_weight,
+        recipe.max_norm,
+        lambda step, positions: dropout_keys(keyed, step, positions),
+    )
     loop.run(
         lambda chosen: recipe.collate_fn([recipe.dataset[i] for i in chosen]),
         len(recipe.dataset),
@@ -165,10 +180,27 @@ def _reference(
         steps,
         seed=request.seed,
         shuffle=recipe.shuffle,
-        sizes_of=sizes_of,
+        parts_of=parts_of,
         rate_at=recipe.schedule,
     )
-    return loop, model, notes
+    ends: dict[str, torch.Tensor] = dict(model.named_parameters())
+    if pools:
+        ends |= {n: b for n, b in model.named_buffers() if "running_" in n}
+    return loop, ends, notes
+
+
+def micro_batches(plan: Plan) -> list[list[list[int]]]:
+    """By pipeline, the positions in the global batch of each micro-batch.
+
+    Example: pipelines of 3 and 2 samples in twos: [[0, 1], [2]] and [[3, 4]].
+    """
+    places = iter(range(plan.global_batch))
+    return [[list(islice(places, n)) for n in pipeline.micro_batch_sizes] for pipeline in plan.pipelines]
+
+
+def merged_waves(micro_batches: list[list[list[int]]]) -> list[list[int]]:
+    """The micro-batches with the same number as one. Example: those above are [0, 1, 3, 4] and [2]."""
+    return [[i for m in wave for i in m] for wave in zip_longest(*micro_batches, fillvalue=[])]
 
 
 def _merged(held: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -23,12 +23,12 @@ def evaluate_heldout(steps: Steps, wire: Wire) -> Heldout:
     """
     recipe, playbook, size = steps.recipe, steps.playbook, len(steps.recipe.heldout)
     steps.average_buffers(wire)
-    routes = playbook.routes(size)
+    routes, row = playbook.forwards(size)
 
     def fetch(stage: int, micro_batch: int):
         chosen = range(*positions(routes, stage, playbook.here, micro_batch))
         return recipe.collate_fn([recipe.heldout[i] for i in chosen])
 
-    totals = steps.executor.evaluate(playbook.row(size), routes, fetch, size)
+    totals = steps.executor.evaluate(row, routes, fetch, size)
     means = {name: total / count for name, (total, count) in totals.metrics.items() if count}
     return Heldout(loss=totals.loss, metrics=means)

@@ -14,30 +14,43 @@ from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan, Stage
 from evener.core.seams import Wire
+from evener.runtime.batchnorm import wave_layers
+from evener.runtime.dropout import dropout_keys
 from evener.runtime.holding import Holding, whole_model
 from evener.runtime.parts import Part
 from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import reducers_for, segments_of
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
+from evener.session.scopes import Connect
 from evener.session.site import Site
 
 _TRACED_SAMPLES = 3  # of the micro-batch that a model is traced with: odd, so that it matches no other size
 
 
 class HeldNames(Value, frozen=True, kw_only=True):
-    """Parameter and buffer names that the stages of one device hold, by stage number."""
+    """Parameter and buffer names that the stages of one device hold, by stage number.
+
+    `norms` are the names of their BatchNorm layers that take part in waves.
+    """
 
     names: dict[int, tuple[str, ...]]
+    norms: dict[int, tuple[str, ...]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One device's part of a plan: what it holds, its parameters by name, and every name's holders."""
+    """One device's part of a plan: what it holds, its parameters by name, and every name's holders.
+
+    `norms` has all stages' BatchNorm layers that take part in waves; `connect(devices)` is a new wire among
+    devices for them, made by all devices of the plan together.
+    """
 
     holding: Holding
     parameters: dict[str, nn.Parameter]
     holders: dict[str, tuple[str, ...]]
+    norms: dict[int, tuple[str, ...]]
+    connect: Connect
     notes: tuple[str, ...] = ()
 
 
@@ -53,15 +66,27 @@ def lay_out(
 ) -> Layout:
     """Cut, place and connect. Called by all devices of the plan together, after they joined the group."""
     wire = site.wire(fleet, ranks.devices, rehearse=rehearse)
+
+    def connect(among: tuple[str, ...]) -> Wire:
+        group = dist.new_group([ranks.devices.index(d) for d in among])
+        return site.wire(fleet, among, rehearse=rehearse, group=group)
+
     if plan.is_data_parallel:
-        return _whole(recipe, plan, ranks, site, wire)
+        return _whole(recipe, plan, ranks, site, wire, connect)
     model, stages = recipe.model, {n: (p, s) for n, p, s in plan.numbered_stages()}
     mine = {n: p for n, (p, s) in stages.items() if any(ranks.here in x.devices for x in s.shares)}
     parts, notes = _parts(recipe, plan, site, stages, mine)
-    meeting.put(f"held/{ranks.here}", HeldNames(names={n: tuple(p.names) for n, p in parts.items()}))
+    own = HeldNames(
+        names={n: tuple(p.names) for n, p in parts.items()},
+        norms={n: _norms(p.module) for n, p in parts.items()},
+    )
+    meeting.put(f"held/{ranks.here}", own)
     names: dict[int, tuple[str, ...]] = {}
+    norms: dict[int, tuple[str, ...]] = {}
     for device in ranks.devices:
-        names |= meeting.get(f"held/{device}", HeldNames).names
+        theirs = meeting.get(f"held/{device}", HeldNames)
+        names |= theirs.names
+        norms |= theirs.norms
     devices = {n: tuple(d for x in s.shares for d in x.devices) for n, (_, s) in stages.items()}
     named = dict(model.named_parameters(remove_duplicate=False))
     first_names = {id(p): n for n, p in reversed(list(named.items()))}
@@ -85,10 +110,12 @@ def lay_out(
             holders[first] = tuple(dict.fromkeys((*holders.get(first, ()), *devices[stage])))
     held = {n: named[n] for n in holders if n in named and ranks.here in holders[n]}
     holding = Holding(parts=parts, reducers=reducers, wire=wire, channel=channel)
-    return Layout(holding=holding, parameters=held, holders=holders, notes=notes)
+    return Layout(
+        holding=holding, parameters=held, holders=holders, norms=norms, connect=connect, notes=notes
+    )
 
 
-def _whole(recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Wire) -> Layout:
+def _whole(recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Wire, connect: Connect) -> Layout:
     model = recipe.model.to(site.torch_device)
     number, _, stage = next(x for x in plan.numbered_stages() if ranks.here in x[2].shares[0].devices)
     holding = whole_model(
@@ -106,7 +133,13 @@ def _whole(recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Wire) -> 
         holding=holding,
         parameters=dict(model.named_parameters()),
         holders=dict.fromkeys(everything, ranks.devices),
+        norms={n: _norms(model) for n, _, _ in plan.numbered_stages()},
+        connect=connect,
     )
+
+
+def _norms(module: nn.Module) -> tuple[str, ...]:
+    return tuple(layer.name for layer in wave_layers(module))
 
 
 def _parts(
@@ -123,7 +156,8 @@ def _parts(
     parts, notes = {}, []
     for pipeline in sorted(set(mine.values())):
         numbers = [n for n, (p, _) in stages.items() if p == pipeline]
-        made = cut(recipe.model, [stages[n][1].layers for n in numbers], example=(args, kwargs))
+        with dropout_keys(recipe.model, -1, None):
+            made = cut(recipe.model, [stages[n][1].layers for n in numbers], example=(args, kwargs))
         notes += [note for note in made.notes if note not in notes]
         for number, module in zip(numbers, made.stages, strict=True):
             if number in mine:

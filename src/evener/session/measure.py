@@ -18,6 +18,7 @@ from evener.core.fleet import Fleet, Link
 from evener.core.profile import Profile
 from evener.core.seams import Wire
 from evener.profiling import merge_profiles, profile_model
+from evener.runtime.dropout import dropout_keys
 from evener.runtime.problem import to_device
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
@@ -46,19 +47,20 @@ def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: f
 
     recipe.model.to(device)
     memory = site.device.free_memory_bytes or site.device.memory_bytes
-    profile = profile_model(
-        model=recipe.model,
-        step_loss=step_loss,
-        optimizer=recipe.optimizer,
-        batch_of=recipe.batch_of,
-        kind=site.device.kind,
-        driver=site.driver,
-        device=device,
-        micro_batches=sizes,
-        memory_bytes=int(memory.value) if memory else None,
-        budget_s=budget_s,
-        name=recipe.name or type(recipe.model).__name__,
-    )
+    with dropout_keys(recipe.model, -1, None):
+        profile = profile_model(
+            model=recipe.model,
+            step_loss=step_loss,
+            optimizer=recipe.optimizer,
+            batch_of=recipe.batch_of,
+            kind=site.device.kind,
+            driver=site.driver,
+            device=device,
+            micro_batches=sizes,
+            memory_bytes=int(memory.value) if memory else None,
+            budget_s=budget_s,
+            name=recipe.name or type(recipe.model).__name__,
+        )
     recipe.model.to("cpu")  # the plan says which part of it the device holds
     return profile
 
@@ -92,13 +94,13 @@ def profile_recipe(
     Without a fleet: on every kind of device of this host. `report` is told what is being measured.
     """
     from evener.probing import devices_here, host_name
-    from evener.session.recipe import load_recipe
+    from evener.session.recipe import load_recipe, with_keys
 
     devices = fleet.devices if fleet else devices_here(host_name())
     profiles = []
     for device in {d.kind: d for d in reversed(devices)}.values():
         report(f"{script} on {device.kind}")
-        recipe = load_recipe(script, seed)
+        recipe = with_keys(load_recipe(script, seed), seed)
         site = open_site(device, rehearse=rehearse)
         sizes = micro_batches or micro_batch_grid(recipe.global_batch)
         profiles.append(profile_here(recipe, site, sizes, budget_s))

@@ -1,25 +1,35 @@
 """What one device does in a step of a given size: its row of actions, and the samples it reads for it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from evener import schedules
-from evener.core.actions import Action
+from evener.core.actions import Action, Schedule
 from evener.core.order import GlobalBatch, positions, resized
 from evener.core.plan import Plan
 from evener.core.routes import Routes
 
 
 class Playbook:
-    """The plan as device `here` plays it; steps of another size keep the plan's proportions."""
+    """The plan as device `here` plays it; steps of another size keep the plan's proportions.
 
-    def __init__(self, plan: Plan, here: str) -> None:
-        self.plan, self.here = plan, here
+    `schedule_of(plan)` gives the schedule of the plan in each size.
+    """
+
+    def __init__(
+        self, plan: Plan, here: str, schedule_of: Callable[[Plan], Schedule] = schedules.make
+    ) -> None:
+        self.plan, self.here, self._schedule_of = plan, here, schedule_of
         self._page = lru_cache(maxsize=8)(self._make)
 
     def row(self, samples: int) -> tuple[Action, ...]:
         """This device's actions in a step of `samples` samples."""
         return self._page(samples)[1]
+
+    def forwards(self, samples: int) -> tuple[Routes, tuple[Action, ...]]:
+        """Who takes what of `samples` held-out samples, and this device's actions, all forwards first."""
+        plan = resized(self.plan, samples)
+        return Routes(plan), schedules.make(plan, name="gpipe").actions[self.here]
 
     def routes(self, samples: int) -> Routes:
         """Who takes what of a step of `samples` samples."""
@@ -32,7 +42,7 @@ class Playbook:
     def _make(self, samples: int) -> tuple[Routes, tuple[Action, ...], list[tuple[int, int]]]:
         plan = resized(self.plan, samples)
         routes = Routes(plan)
-        row = schedules.make(plan).actions[self.here]
+        row = self._schedule_of(plan).actions[self.here]
         reads = []
         for action in row:
             if action.type == "F" and action.stage is not None and action.micro_batch is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from evener.errors import DataError, EvenerError, FileError, ModelError, UsageError
+from evener.runtime.dropout import KeyedDropout, replace_dropout
 from evener.runtime.problem import Inputs, Problem, default_inputs
 
 
@@ -27,6 +28,10 @@ class Recipe:
     weight(batch): what the mean divides by; default the samples. With masked labels count the valid ones.
     schedule(samples_seen): factor on the learning rate, a function of samples and not of steps or devices.
     max_norm: one clip norm over all gradients. figures: reference numbers printed beside the results.
+    batch_norm: "local" normalises each micro-batch of a device by itself, as gradient accumulation does;
+    "wave" all micro-batches with the same number together, as one device running them merged would.
+    dropout: "per-device" draws masks on each device; "split-free" derives them from seed, step, layer and
+    sample, the same under every plan. Both put layers of evener's in the place of torch's, names unchanged.
     """
 
     model: nn.Module
@@ -45,6 +50,8 @@ class Recipe:
     shuffle: bool = True
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     on_non_finite: Literal["stop", "skip"] = "stop"
+    batch_norm: Literal["local", "wave"] = "local"
+    dropout: Literal["per-device", "split-free"] = "per-device"
     metrics: tuple[str, ...] = ()
     name: str = ""
     figures: dict[str, float] = field(default_factory=dict)
@@ -64,6 +71,11 @@ class Recipe:
             raise DataError("the dataset is empty", numbers="0 samples", remedy="check the path and filters")
         if self.global_batch < 1:
             raise UsageError(f"global_batch must be 1 or more, got {self.global_batch}")
+        for option, choices in (("batch_norm", ("local", "wave")), ("dropout", ("per-device", "split-free"))):
+            if getattr(self, option) not in choices:
+                raise UsageError(
+                    f"{option}={getattr(self, option)!r} is no choice", remedy=f"one of {', '.join(choices)}"
+                )
         if self._reduction() not in ("mean", "sum"):
             raise ModelError(
                 f"the loss has reduction={self._reduction()!r}, so its value is no single number",
@@ -123,13 +135,22 @@ def _cast(batch: Any, dtype: torch.dtype) -> Any:
 
 
 def without_dropout(recipe: Recipe) -> Recipe:
-    """The recipe with every dropout probability at 0, for comparisons only."""
+    """The recipe with dropout off wherever it draws from a generator, for comparisons only."""
     for module in recipe.model.modules():
         for name in ("p", "dropout"):
-            if isinstance(getattr(module, name, None), float) and (
-                name == "dropout" or "Dropout" in type(module).__name__
+            if (
+                isinstance(getattr(module, name, None), float)
+                and not isinstance(module, KeyedDropout)
+                and (name == "dropout" or "Dropout" in type(module).__name__)
             ):
                 setattr(module, name, 0.0)
+    return recipe
+
+
+def with_keys(recipe: Recipe, seed: int) -> Recipe:
+    """The recipe with its model's dropout by keys, where it is to be free of the split."""
+    if recipe.dropout == "split-free":
+        replace_dropout(recipe.model, seed)
     return recipe
 
 

@@ -3,7 +3,8 @@
 Imports nothing of the runtime. The order of samples is a pure function that both sides share.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,14 +16,21 @@ from evener.core.order import epoch_order, global_batch_at
 class PlainLoop:
     """One device, one batch, one optimiser: `run` takes the steps and keeps the first gradient.
 
-    `sizes_of(samples)` gives the micro-batches the batch is run in: the whole batch at once, or the
-    plan's own micro-batches where BatchNorm makes a micro-batch's statistics part of the result.
+    `parts_of(samples)` gives the positions in the batch that are run at once: the whole batch, or the
+    plan's own micro-batches or waves where BatchNorm makes their statistics part of the result.
+    `around(step, positions)` is entered around forward and again around backward: keys of masks.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, loss_and_weight: Callable, max_norm: Any
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss_and_weight: Callable,
+        max_norm: Any,
+        around: Callable[[int, Sequence[int]], AbstractContextManager] | None = None,
     ) -> None:
         self.model, self.optimizer, self.max_norm = model, optimizer, max_norm
+        self._around = around or (lambda step, positions: nullcontext())
         self._loss_and_weight = loss_and_weight
         self.first_gradient: dict[str, torch.Tensor] = {}
 
@@ -35,7 +43,7 @@ class PlainLoop:
         *,
         seed: int,
         shuffle: bool,
-        sizes_of: Callable[[int], tuple[int, ...]],
+        parts_of: Callable[[int], Sequence[Sequence[int]]],
         rate_at: Callable[[int], float] | None,
     ) -> None:
         """Take `steps` optimiser steps from the first sample on."""
@@ -46,23 +54,29 @@ class PlainLoop:
             order = epoch_order(dataset_size, batch.epoch, seed, shuffle=shuffle)[batch.start : batch.stop]
             for group, rate in zip(self.optimizer.param_groups, base, strict=True):
                 group["lr"] = rate * (rate_at(seen) if rate_at else 1.0)
-            self._step(batch_at, [int(i) for i in order], sizes_of(batch.samples), first=step == 0)
+            self._step(step, batch_at, [int(i) for i in order], parts_of(batch.samples))
             seen += batch.samples
 
-    def _step(self, batch_at: Callable, indices: list[int], sizes: tuple[int, ...], *, first: bool) -> None:
+    def _step(
+        self, number: int, batch_at: Callable, indices: list[int], parts: Sequence[Sequence[int]]
+    ) -> None:
         self.optimizer.zero_grad()
-        total_weight, at = 0.0, 0
-        for size in sizes:
-            loss_sum, weight = self._loss_and_weight(batch_at(indices[at : at + size]), size)
-            at += size
+        total_weight = 0.0
+        for positions in parts:
+            around = self._around(number, positions)
+            with around:
+                loss_sum, weight = self._loss_and_weight(
+                    batch_at([indices[i] for i in positions]), len(positions)
+                )
             if weight:
-                loss_sum.backward()
+                with around:
+                    loss_sum.backward()
                 total_weight += weight
         grads = {n: p.grad for n, p in self.model.named_parameters() if p.grad is not None}
         for grad in grads.values():
             grad.div_(total_weight)
         if self.max_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
-        if first:
+        if number == 0:
             self.first_gradient = {n: g.detach().cpu().clone() for n, g in grads.items()}
         self.optimizer.step()

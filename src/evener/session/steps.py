@@ -1,11 +1,12 @@
 """The steps of a job on one device: data in, executor, records out. All devices run this alike."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 import torch
 from torch import nn
 
+from evener.core.actions import Schedule
 from evener.core.order import global_batch_at, with_micro_batch
 from evener.core.plan import Plan
 from evener.core.records import StepRecord
@@ -20,7 +21,9 @@ from evener.session.layout import Layout
 from evener.session.playbook import Playbook
 from evener.session.precision import needs_loss_scale
 from evener.session.recipe import Recipe
+from evener.session.scopes import Scopes
 from evener.session.site import Site
+from evener.session.timetable import Timetable, step_sizes
 
 FIRST_LOSS_SCALE = 2.0**16  # torch's own default
 
@@ -32,7 +35,14 @@ class Steps:
     """
 
     def __init__(
-        self, recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, layout: Layout, seed: int
+        self,
+        recipe: Recipe,
+        plan: Plan,
+        ranks: Ranks,
+        site: Site,
+        layout: Layout,
+        seed: int,
+        made: Mapping[int, Schedule] | None = None,
     ) -> None:
         self.recipe, self.plan = recipe, plan
         self.samples = Samples(
@@ -53,7 +63,10 @@ class Steps:
             on_non_finite=recipe.on_non_finite,
             loss_scale=FIRST_LOSS_SCALE if needs_loss_scale(plan, recipe) else None,
         )
-        self.playbook = Playbook(plan, ranks.here)
+        self._timetable = Timetable(made=made or {}, norms=layout.norms)
+        self.scopes = Scopes(layout.holding, layout.norms, ranks, layout.connect)
+        self._sizes = step_sizes(len(recipe.dataset), plan.global_batch)
+        self._open_plan()
         self.executor = Executor(layout.holding, self.optimizer, recipe.problem, ranks, site.driver, settings)
         self.samples_seen = 0
         self.decisions: list[str] = []
@@ -88,7 +101,11 @@ class Steps:
             yield _record(before, self.executor.gather_seconds(number))
 
     def average_buffers(self, wire: Wire) -> None:
-        """Make BatchNorm's statistics one mean over all devices, weighted by the samples each has seen."""
+        """Make BatchNorm's statistics one mean over all devices, weighted by the samples each has seen.
+
+        Those of waves are told by the device that was in all of them instead.
+        """
+        self.scopes.hand_out()
         routes = self.playbook.routes(self.plan.global_batch)
         parts: dict[str, float] = {}
         for number, part in self.executor.holding.parts.items():
@@ -96,13 +113,20 @@ class Steps:
             taken = sum(routes.samples(number, self.ranks.here, m) for m in micro_batches)
             for name in part.names:
                 parts[name] = parts.get(name, 0.0) + taken / self.plan.global_batch
-        average_buffers(self.recipe.model, parts, wire)
+        average_buffers(self.recipe.model, parts, wire, without=self.scopes.pooled)
 
     def close(self) -> None:
         """Let go of data loader, hooks and reductions."""
         if self._feed:
             self._feed.close()
         self.executor.close()
+
+    def _open_plan(self) -> None:
+        """Schedules and waves of the plan now in force."""
+        self.playbook = Playbook(self.plan, self.ranks.here, self._timetable.schedule)
+        for samples in self._sizes:
+            self.playbook.row(samples)  # a schedule that cannot be run is refused before the first step
+        self.scopes.open(self.playbook.routes, self._sizes)
 
     def _step(self, number: int) -> StepResult:
         batch = global_batch_at(self.samples_seen, len(self.recipe.dataset), self.plan.global_batch)
@@ -116,12 +140,14 @@ class Steps:
                 pin=self.site.torch_device.type != "cpu",
             )
         feed = self._feed
+        routes = self.playbook.routes(batch.samples)
         result = self.executor.step(
             number,
             self.playbook.row(batch.samples),
-            self.playbook.routes(batch.samples),
+            routes,
             lambda stage, micro_batch: feed.next_batch(),
             batch.samples,
+            self.scopes.begin_step(number, routes),
         )
         self._check_learning_rates(result)
         return result
@@ -159,8 +185,15 @@ class Steps:
                     f"step {result.number}: {short} ran out of memory with micro-batch "
                     f"{pipeline.micro_batch}; all redo the step, it goes on with {smaller}"
                 )
+        if self._timetable.made:
+            self.decisions.append(
+                f"step {result.number}: the unequal schedule was made for other micro-batches; "
+                "it goes on with 1f1b"
+            )
+        self.scopes.hand_out()
+        self._timetable = self._timetable.after_shrinking()
         self.plan = msgspec.structs.replace(self.plan, pipelines=tuple(pipelines))
-        self.playbook = Playbook(self.plan, self.ranks.here)
+        self._open_plan()
         if self._feed:
             self._feed.close()  # what was read ahead belongs to the shares before
         self._feed = None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from evener.core.actions import Schedule
 from evener.core.figures import Value
 from evener.core.files import write
 from evener.core.fleet import Fleet
@@ -16,6 +17,7 @@ from evener.core.plan import Plan
 from evener.core.trace import Trace
 from evener.errors import EvenerError, PeerLostError
 from evener.rehearsal.verdict import Lateness
+from evener.runtime.batchnorm import replace_batchnorm
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import checksums, collect, spread_state
 from evener.session.conclude import Journal, Outcome
@@ -25,10 +27,11 @@ from evener.session.keep import keep_first_gradient, load_weights, save_paramete
 from evener.session.layout import lay_out
 from evener.session.measure import measured_link, micro_batch_grid, profile_together
 from evener.session.meeting import Failure, Meeting
-from evener.session.recipe import Recipe, in_dtype, load_recipe, without_dropout
+from evener.session.recipe import Recipe, in_dtype, load_recipe, with_keys, without_dropout
 from evener.session.request import Request
 from evener.session.site import Site, backend_of, open_site
 from evener.session.steps import Steps
+from evener.session.timetable import agreed_schedules, step_sizes
 
 
 def guarded_work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Outcome | None:
@@ -66,7 +69,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     """Run this process's part; the outcome on the leading process, None elsewhere."""
     site = open_site(request.fleet.devices[meeting.rank], rehearse=request.rehearse)
     recipe = _prepared(recipe or load_recipe(request.script, request.seed), request, site)
-    fleet, plan = _agreed_plan(request, meeting, recipe, site)
+    fleet, plan, made = _agreed_plan(request, meeting, recipe, site)
     if site.device.name not in plan.devices:
         return None
     # Group order is fleet order, so that the job's first process leads wherever it takes part.
@@ -77,7 +80,9 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
         meeting.join_group(members, 1, backend_of(fleet, used))
         spread_state(recipe.model)
     try:
-        return _train(request, meeting, fleet, recipe, plan, ranks, site)
+        layout = lay_out(recipe, plan, ranks, site, fleet, meeting, rehearse=request.rehearse)
+        steps = Steps(recipe, plan, ranks, site, layout, request.seed, made)
+        return _train(request, meeting, recipe, steps)
     finally:
         meeting.leave_group()
 
@@ -89,18 +94,28 @@ def _prepared(recipe: Recipe, request: Request, site: Site) -> Recipe:
         load_weights(recipe.model, request.weights)
     if request.dtype:
         recipe = in_dtype(recipe, getattr(torch, request.dtype))
+    recipe = with_keys(recipe, request.seed)
+    if recipe.batch_norm == "wave":
+        replace_batchnorm(recipe.model)
     if not request.dropout:
         recipe = without_dropout(recipe)
     recipe.model.train()
     return recipe
 
 
-def _agreed_plan(request: Request, meeting: Meeting, recipe: Recipe, site: Site) -> tuple[Fleet, Plan]:
-    """The plan of the job: given, or made by the first process from what all have measured."""
+def _agreed_plan(
+    request: Request, meeting: Meeting, recipe: Recipe, site: Site
+) -> tuple[Fleet, Plan, dict[int, Schedule]]:
+    """The plan of the job: given, or made by the first process from what all have measured.
+
+    With it come the schedules that only the first process can make, by samples of a step.
+    """
     fleet = request.fleet
     if request.plan is not None:
         check_plan(request.plan, fleet, recipe)
-        return fleet, with_inexact(request.plan, recipe)
+        plan = with_inexact(request.plan, recipe)
+        sizes = step_sizes(len(recipe.dataset), plan.global_batch)
+        return fleet, plan, agreed_schedules(plan, sizes, fleet, request.profile, meeting)
     profile = request.profile
     if profile is None:
         if meeting.rank == 0 and not request.quiet:
@@ -114,27 +129,18 @@ def _agreed_plan(request: Request, meeting: Meeting, recipe: Recipe, site: Site)
         fleet = measured_link(fleet, site.wire(fleet, everyone, rehearse=False))
         meeting.leave_group()
     if meeting.rank:
-        return fleet, meeting.get("plan", Plan)
+        return fleet, meeting.get("plan", Plan), {}
     assert profile is not None
     plan = choose_plan(request, fleet, recipe, profile)
     write(Path(request.run_dir) / "profile.json", profile)
     write(Path(request.run_dir) / "fleet.json", fleet)
     meeting.put("plan", plan)
-    return fleet, plan
+    return fleet, plan, {}
 
 
-def _train(
-    request: Request,
-    meeting: Meeting,
-    fleet: Fleet,
-    recipe: Recipe,
-    plan: Plan,
-    ranks: Ranks,
-    site: Site,
-) -> Outcome | None:
-    layout = lay_out(recipe, plan, ranks, site, fleet, meeting, rehearse=request.rehearse)
+def _train(request: Request, meeting: Meeting, recipe: Recipe, steps: Steps) -> Outcome | None:
+    plan, ranks, layout, site = steps.plan, steps.ranks, steps.layout, steps.site
     wire = layout.holding.wire
-    steps = Steps(recipe, plan, ranks, site, layout, request.seed)
     evaluate = request.evaluate and recipe.heldout is not None
     stop = samples_to_train(request, len(recipe.dataset), recipe.global_batch)
     leads = ranks.rank == 0
@@ -169,7 +175,7 @@ class Checksums(Value, frozen=True, kw_only=True):
 def _hand_in(meeting: Meeting, steps: Steps, site: Site) -> None:
     """Give the leading process what only this one knows: spans, lateness, the parameters' checksum."""
     here = site.device.name
-    meeting.put(f"trace/{here}", Trace(source="measured", spans=tuple(steps.executor.spans)))
+    meeting.put(f"trace/{here}", Trace(source="measured", spans=steps.executor.spans))
     meeting.put(f"checksums/{here}", Checksums(by_name=checksums(steps.layout.parameters)))
     if site.lateness is not None:
         meeting.put(f"lateness/{here}", site.lateness)
