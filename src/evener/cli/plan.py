@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
+from evener.core.catalogue import read_fleet
 from evener.core.files import read, write
 from evener.core.fleet import Fleet
 from evener.core.job import Job
@@ -62,7 +63,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Find the best plan for a fleet and a profile, and say why."""
-    devices, measured = read(fleet, Fleet), read(profile, Profile)
+    devices, measured = read_fleet(fleet), read(profile, Profile)
     job = job_from(
         devices,
         batch,

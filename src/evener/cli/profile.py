@@ -42,8 +42,8 @@ def profile(
     For each kind of device and several micro-batch sizes: forward, backward and optimiser. A size that does
     not fit in memory is a result, not an error.
     """
-    from evener.core.files import read, write
-    from evener.core.fleet import Fleet
+    from evener.core.catalogue import read_fleet
+    from evener.core.files import write
     from evener.session.measure import profile_recipe
 
     if fleet and rehearse:
@@ -54,7 +54,7 @@ def profile(
     file = fleet or rehearse
     measured = profile_recipe(
         script,
-        fleet=read(file, Fleet) if file else None,
+        fleet=read_fleet(file) if file else None,
         rehearse=rehearse is not None,
         micro_batches=parse_sizes(micro_batches) if micro_batches else None,
         seed=seed,

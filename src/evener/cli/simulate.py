@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from evener import schedules
+from evener.core.catalogue import read_fleet
 from evener.core.faults import Fault, FaultScript, parse_faults
 from evener.core.files import read, write_bytes
 from evener.core.fleet import Fleet
@@ -52,7 +53,7 @@ def simulate(
 ) -> None:
     """Play a plan without hardware: predicted times, device by device."""
     chosen = read(plan, Plan)
-    devices, measured = read(fleet, Fleet), read(profile, Profile)
+    devices, measured = read_fleet(fleet), read(profile, Profile)
     _check_fits(chosen, devices, measured)
     if schedule is not None and schedule not in schedules.NAMES:
         raise UsageError(f"no schedule is called {schedule!r}", remedy=f"one of {SCHEDULES}")

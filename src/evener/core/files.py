@@ -30,7 +30,7 @@ def read(path: str | Path, shape: type[T]) -> T:
 
 def decode(raw: bytes, shape: type[T], where: str) -> T:
     """The structure of type `shape` in `raw`; `where` names the source in errors."""
-    name = shape.__name__.lower()
+    name = shape.__name__.removesuffix("File").lower()
     try:
         return msgspec.json.decode(raw, type=shape)
     except (msgspec.DecodeError, msgspec.ValidationError) as e:

@@ -62,7 +62,8 @@ class Link(Value, frozen=True, kw_only=True):
 
     Links that name the same `bus` share its rate. A link from a host to itself serves the pairs of
     devices inside it that have no link of their own. `reduce_curve`, where measured, is what a round of a
-    ring all-reduce takes to pass bytes on and add them; a plain message (`curve`) does not add.
+    ring all-reduce takes to pass bytes on and add them; a plain message (`curve`) does not add. `kind` says
+    what the link is, "PCIe 4.0 x16".
     """
 
     a: str
@@ -70,6 +71,7 @@ class Link(Value, frozen=True, kw_only=True):
     curve: Curve
     reduce_curve: Curve | None = None
     bus: str | None = None
+    kind: str = ""
 
 
 class Fleet(Value, frozen=True, kw_only=True, dict=True):

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from evener.core.catalogue import read_fleet
 from evener.core.files import read
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Plan
@@ -73,7 +74,7 @@ def fleet_of(fleet: Path | None, rehearse: Path | None, devices: str | None, wor
     path = fleet or rehearse
     if path is None:
         return fleet_here(devices, world_size)
-    whole = read(path, Fleet)
+    whole = read_fleet(path)
     if not devices:
         return whole
     wanted = tuple(w.strip() for w in devices.split(",") if w.strip())
