@@ -13,19 +13,20 @@ from evener.schedules.lowering import lower
 from evener.schedules.unequal import unequal
 
 NAMES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "unequal")
-StageOrder = Callable[[int, int, int], list[tuple[str, int]]]
-_STAGE_ORDERS: dict[str, StageOrder] = {
+_STAGE_ORDERS: dict[str, Callable[[int, int, int], list[tuple[str, int]]]] = {
     "gpipe": gpipe.order,
     "1f1b": one_f_one_b.order,
     "zero-bubble": zero_bubble.order,
 }
 
 
-def make(plan: Plan, *, name: str | None = None, costs: Costs | None = None, alike: bool = False) -> Schedule:
+def make(
+    plan: Plan, *, name: str | None = None, costs: Costs | None = None, in_waves: bool = False
+) -> Schedule:
     """The schedule called `name` (default: the plan's own) for `plan`.
 
-    Pipelines of one stage run forward and backward micro-batch by micro-batch, unless they are to be `alike`:
-    then GPipe has all forwards of every pipeline first, where one has several stages. "unequal" needs
+    Pipelines of one stage run forward and backward micro-batch by micro-batch, but for GPipe `in_waves`
+    beside pipelines of several stages: then all devices run all forwards first, in one order. "unequal" needs
     `costs`; the others depend on the plan alone. UsageError for an unknown name. Example: a plan of one
     stage on one device with two micro-batches is "0F0 0B0 0F1 0B1 0REDUCE_GRAD STEP".
     """
@@ -36,10 +37,12 @@ def make(plan: Plan, *, name: str | None = None, costs: Costs | None = None, ali
             raise UsageError("the unequal schedule needs costs", remedy="make(plan, name=..., costs=...)")
         others = [n for n in NAMES if n != "unequal" and (n != "zero-bubble" or costs.splits_backward)]
         return unequal(routes, costs, [fixed(routes, other) for other in others])
-    return lower(fixed(routes, name, alike=alike), routes)
+    if in_waves and name == "gpipe" and any(r.num_stages > 1 for r in routes.stages):
+        return lower(gpipe.in_waves(routes), routes)
+    return lower(fixed(routes, name), routes)
 
 
-def fixed(routes: Routes, name: str, *, alike: bool = False) -> Rows:
+def fixed(routes: Routes, name: str) -> Rows:
     """Compute actions of the schedules that need no costs.
 
     Stages that meet on a device keep each its own order; they are merged by playing them in unit time
@@ -48,10 +51,7 @@ def fixed(routes: Routes, name: str, *, alike: bool = False) -> Rows:
     if name not in NAMES or name == "unequal":
         raise UsageError(f"no schedule is called {name!r}", remedy=f"one of {', '.join(NAMES)}")
     if name != "interleaved":
-        alone = one_f_one_b.order
-        if alike and name == "gpipe" and any(r.num_stages > 1 for r in routes.stages):
-            alone = gpipe.order
-        return _merge(routes, _stage_threads(routes, _STAGE_ORDERS[name], alone))
+        return _merge(routes, _stage_threads(routes, _STAGE_ORDERS[name]))
     for extra in range(sum(len(r.sizes) for r in routes.stages) + 1):
         try:
             return _merge(routes, _interleaved_threads(routes, extra))
@@ -69,11 +69,11 @@ def _backward_first(device: str, step: Step) -> tuple[int, int, int]:
     return ("BIFW".index(kind), m, stage if kind == "F" else -stage)
 
 
-def _stage_threads(routes: Routes, order: StageOrder, alone: StageOrder):
+def _stage_threads(routes: Routes, order: Callable[[int, int, int], list[tuple[str, int]]]):
     threads: dict[str, list[list[Step]]] = {device: [] for device in routes.devices}
     for route in routes.stages:
         count = len(route.sizes)
-        stage_order = order if route.num_stages > 1 else alone
+        stage_order = order if route.num_stages > 1 else one_f_one_b.order
         steps = [
             Step(kind, route.number, m) for kind, m in stage_order(route.position, route.num_stages, count)
         ]

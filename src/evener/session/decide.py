@@ -65,9 +65,9 @@ def inexact_parts(recipe: Recipe) -> tuple[str, ...]:
     modules = list(recipe.model.modules())
     norms = [m for m in modules if isinstance(m, _BatchNorm)]
     found = []
-    if any(isinstance(m, POOLED) for m in norms) and recipe.batch_norm == "wave":
+    if any(type(m) in POOLED for m in norms) and recipe.batch_norm == "wave":
         found.append(WAVES)
-    if any(recipe.batch_norm == "local" or not isinstance(m, POOLED) for m in norms):
+    if any(recipe.batch_norm == "local" or type(m) not in POOLED for m in norms):
         found.append(BATCH_NORM)
     if recipe.dropout == "split-free":
         found += _unkeyed(recipe)

@@ -38,13 +38,13 @@ class Timetable:
         """The schedule of `plan`; ScheduleError where devices would wait for each other in BatchNorm.
 
         A plan for the schedule "unequal" whose micro-batches have changed since goes on with 1F1B. Where
-        BatchNorm meets, GPipe's pipelines of one stage run all forwards first, as those of several do.
+        BatchNorm meets, GPipe has all devices go through micro-batches and layers in one order.
         """
         if plan.global_batch in self.made:
             schedule = self.made[plan.global_batch]
         else:
             name = "1f1b" if plan.schedule == "unequal" else plan.schedule
-            schedule = schedules.make(plan, name=name, alike=any(self.norms.values()))
+            schedule = schedules.make(plan, name=name, in_waves=any(self.norms.values()))
         if any(self.norms.values()):
             stuck = wave_deadlock(schedule, plan, self.norms)
             if stuck:
