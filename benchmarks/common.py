@@ -96,7 +96,10 @@ class Run(Value, frozen=True, kw_only=True):
 def train(
     fleet: Fleet, *, script: Path = TEXT, rehearse: bool = True, profile: Profile | None = None, **wishes: Any
 ) -> Run:
-    """What `evener train` does with these wishes (see `Request`), without held-out loss; keeps no file."""
+    """What `evener train` does with these wishes (see `Request`), without held-out loss; keeps no file.
+
+    A `plan` among them comes with the profile it was made from.
+    """
     with tempfile.TemporaryDirectory(prefix="evener-benchmark-") as folder:
         request = Request(
             script=str(script),
@@ -109,7 +112,7 @@ def train(
             **wishes,
         )
         outcome = launch(request)
-        used = read(Path(folder) / "profile.json", Profile)
+        used = profile or read(Path(folder) / "profile.json", Profile)
     assert outcome.report is not None, "a plan made from a profile carries a prediction"
     if not outcome.timings_hold:
         say(f"WARNING: {outcome.rehearsal}")

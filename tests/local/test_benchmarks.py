@@ -1,4 +1,4 @@
-"""The benchmarks of data parallelism run end to end: a step or two of each part, no claim on speed."""
+"""The benchmarks run end to end: a step or two of each part, no claim on speed."""
 
 import importlib.util
 import math
@@ -8,6 +8,10 @@ from types import ModuleType
 
 import pytest
 
+from evener.core.figures import Figure
+from evener.core.fleet import Device
+from evener.core.profile import Layer, Profile, Timing
+from evener.cost.evaluate import CostModel, evaluate
 from tests.architecture.source import ROOT
 
 FOLDER = ROOT / "benchmarks"
@@ -62,3 +66,37 @@ def test_ddp_on_unequal_devices_is_held_back_by_the_slowest(benchmark_folder):
     assert alone["lab1/a"] > 2 * alone["lab1/c"]
     step_s, _ = paced.ddp_step_s(str(common.TEXT), fleet, 8, 2)
     assert 8 / step_s < 2.1 * alone["lab1/c"]
+
+
+def test_evener_and_torchs_pipeline_do_the_same_work(benchmark_folder):
+    pipelines = load(benchmark_folder, "pipeline_overhead")
+    figures = pipelines.overhead("almost no compute", 2)
+    assert figures["parameters_apart"] == 0
+    assert figures["ratio"]["shared"] > 0 and figures["rounds"] == 2
+
+
+def test_shapes_hold_every_layer_and_cost_what_both_evaluators_say(benchmark_folder):
+    common, shapes = load(benchmark_folder, "common"), load(benchmark_folder, "pipeline_shapes")
+    names = ["embed", *(f"blocks.{i}" for i in range(16)), "head"]
+    fleet = common.fleet_named("8-4-2-2")
+    profile = Profile(
+        model="m",
+        layers=tuple(Layer(name=n, num_params=1, param_bytes=4, output_bytes_per_sample=4) for n in names),
+        timings=tuple(
+            Timing(layer=n, kind=d.kind, micro_batch=b, forward_s=seconds(b, d), backward_s=seconds(2 * b, d))
+            for n in names
+            for d in fleet.devices[:3]
+            for b in (1, 4)
+        ),
+    )
+    model = CostModel(fleet=fleet, profile=profile)
+    made = shapes.shapes(fleet, profile, 16)
+    for name, plan in made.items():
+        told = shapes.priced(fleet, profile, plan).prediction
+        assert sum(told.useful_samples.values()) == pytest.approx(0 if plan.is_data_parallel else 16)
+        if name != "a device twice":  # whose stages the other evaluator takes for two devices
+            assert told.step_s == pytest.approx(evaluate(model, plan).step_s, rel=0.01)
+
+
+def seconds(samples: int, device: Device) -> Figure:
+    return Figure(value=samples * 1e8 / device.flops["float32"].value, source="measured")
