@@ -1,10 +1,11 @@
 """Bytes a device holds while it runs a stage, by what holds them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from evener.core.profile import Profile
+from evener.core.profile import Layer, Profile
 from evener.cost.trainer import EVENER, Trainer
 
 
@@ -81,7 +82,7 @@ def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer 
     `group_bytes` say, else even parts; all of them hold what crosses the ends of a stage.
     """
     layers = profile.layers
-    whole = max(float(sum(x.param_bytes for x in layers)), 1.0)
+    whole = max(_bytes_once(layers), 1.0)
     parameters, saved, output = _held(profile, tensor_parallel)
     gradient = profile.gradient_bytes / whole if profile.gradient_bytes else 1.0
     return ModelBytes(
@@ -94,6 +95,21 @@ def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer 
         transient=trainer.transient_layers * _largest(saved),
         bucket_bytes=trainer.bucket_bytes,
     )
+
+
+def _bytes_once(layers: Sequence[Layer]) -> float:
+    """Bytes of all parameters, those of tied layers once: what `gradient_bytes` and `state_bytes` are for.
+
+    Of tied layers the largest counts, and what the others have beyond its bytes. Example: an embedding of 100
+    bytes tied to a head of 100 count 100.
+    """
+    seen: dict[str, int] = {}
+    total = 0.0
+    for x in layers:
+        shared = max((seen[name] for name in x.tied if name in seen), default=0)
+        total += max(x.param_bytes - shared, 0)
+        seen[x.name] = x.param_bytes
+    return total
 
 
 def _held(profile: Profile, degree: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

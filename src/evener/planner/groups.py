@@ -110,7 +110,7 @@ def _group(devices: list[Device], usable: float, cost: StepCost | str, job: Job)
 
 def gib(num_bytes: float) -> str:
     """Bytes for people. Example: gib(3 * 2**30) = "3 GiB"; gib(2**20) = "1 MiB"."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size:
             return f"{num_bytes / size:.3g} {unit}"
     return f"{num_bytes:.0f} bytes"

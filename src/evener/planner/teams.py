@@ -16,9 +16,9 @@ _MOST_CHOICES = 12
 
 
 def team_choices(groups: Sequence[Group], profile: Profile, job: Job) -> Iterator[tuple[Group, ...]]:
-    """The groups as they are, then with teams: one degree for each kind, every combination up to a dozen.
+    """The groups as they are, then with teams: one degree for each kind, up to a dozen combinations.
 
-    Kinds without a measurement at degree 1 only appear in teams. Without the job's leave there are no teams.
+    Those whose degrees are alike come first: unlike ones make stages of unlike speed. Kinds without a measurement at degree 1 only appear in teams. Without the job's leave there are no teams.
     """
     kinds = list(dict.fromkeys(g.kind for g in groups))
     degrees = []
@@ -28,7 +28,8 @@ def team_choices(groups: Sequence[Group], profile: Profile, job: Job) -> Iterato
             degrees.append([d for d in degrees_of(profile, kind) if d <= largest] or [1])
         else:
             degrees.append([1])
-    for chosen in itertools.islice(itertools.product(*degrees), _MOST_CHOICES):
+    combinations = sorted(itertools.product(*degrees), key=lambda c: max(c) / min(c))
+    for chosen in combinations[:_MOST_CHOICES]:
         degree = dict(zip(kinds, chosen, strict=True))
         yield tuple(t for g in groups if (t := _teamed(g, degree[g.kind])).names)
 
