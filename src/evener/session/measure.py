@@ -17,7 +17,9 @@ from evener.core.figures import Curve
 from evener.core.fleet import Fleet, Link
 from evener.core.profile import Profile
 from evener.core.seams import Wire
+from evener.errors import OutOfMemoryError
 from evener.profiling import merge_profiles, profile_model
+from evener.profiling.memory import is_out_of_memory
 from evener.runtime.dropout import dropout_keys
 from evener.runtime.problem import to_device
 from evener.session.meeting import Meeting
@@ -45,7 +47,7 @@ def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: f
         with torch.autocast(device.type, dtype=recipe.autocast) if recipe.autocast else nullcontext():
             return problem.forward(model, to_device(batch, device))[0]
 
-    recipe.model.to(device)
+    _move_to(device, recipe, site)
     memory = site.device.free_memory_bytes or site.device.memory_bytes
     with dropout_keys(recipe.model, -1, None):
         profile = profile_model(
@@ -63,6 +65,20 @@ def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: f
         )
     recipe.model.to("cpu")  # the plan says which part of it the device holds
     return profile
+
+
+def _move_to(device: torch.device, recipe: Recipe, site: Site) -> None:
+    try:
+        recipe.model.to(device)
+    except Exception as e:
+        if not is_out_of_memory(e):
+            raise
+        held = sum(p.nbytes for p in recipe.model.parameters())
+        raise OutOfMemoryError(
+            f"{site.device.name} cannot hold the model's parameters, so the model cannot be measured on it",
+            numbers=f"{held / 2**30:.3g} GiB of parameters",
+            remedy="--profile with a profile that times each layer, or --plan with a plan of several stages",
+        ) from e
 
 
 def profile_together(
