@@ -38,7 +38,11 @@ class Block(nn.Module):
         self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
         self.channels, self.drop = nn.Dropout2d(0.2), nn.Dropout(0.2)
 
+        self.full = 0  # so many samples are too many
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == self.full:
+            raise torch.OutOfMemoryError("full")
         return self.drop(x + self.channels(torch.tanh(self.norm(self.conv(x)))))
 
 
@@ -57,21 +61,36 @@ class Net(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A plan, and how many samples there are: two epochs are run."""
+    """A plan, and how many samples there are: two epochs are run.
+
+    The second device has no memory for `full` samples in the layer "second"; `then` is the plan after that.
+    Of `masked` labels only a third count.
+    """
 
     plan: Plan
     dataset_size: int
+    full: int = 0
+    then: Plan | None = None
+    masked: bool = False
+
+
+def valid(batch: Any) -> float:
+    return float((batch[1] >= 0).sum())
 
 
 def recipe_of(case: Case) -> Recipe:
     torch.manual_seed(SEED)
     x = torch.randn(case.dataset_size, 2, 4, 4, dtype=torch.float64)
+    y = torch.randint(0, 3, (case.dataset_size,))
+    if case.masked:
+        y[torch.rand(len(y)) > 0.3] = -100
     return Recipe(
         model=Net().double().train(),
-        dataset=list(zip(x, torch.randint(0, 3, (case.dataset_size,)), strict=True)),
+        dataset=list(zip(x, y, strict=True)),
         loss=cross_entropy,
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
         global_batch=case.plan.global_batch,
+        weight=valid if case.masked else None,
         batch_norm="wave",
         dropout="split-free",
     )
@@ -108,6 +127,7 @@ def train(rank: int, world_size: int, cases: list[Case]) -> list[dict[str, Any]]
         recipe = recipe_of(case)
         replace_dropout(recipe.model, SEED)
         replace_batchnorm(recipe.model)
+        recipe.model.second.full = case.full if rank == 1 else 0
         meeting = Meeting(dist.PrefixStore(f"case{number}", store), rank, world_size)
         layout = lay_out(recipe, case.plan, ranks, site, fleet, meeting, rehearse=False)
         steps = Steps(recipe, case.plan, ranks, site, layout, SEED)
@@ -120,6 +140,7 @@ def train(rank: int, world_size: int, cases: list[Case]) -> list[dict[str, Any]]
         for _ in steps.run(2 * case.dataset_size):
             pass
         steps.average_buffers(layout.holding.wire)
+        assert steps.plan.pipelines == (case.then or case.plan).pipelines
         held = {n: b.clone() for n, b in recipe.model.named_buffers() if rank_holds(layout, ranks, n)}
         steps.close()
         found.append({"gradients": seen, "buffers": held})
@@ -151,11 +172,15 @@ def plain(case: Case) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Te
         batch = global_batch_at(seen, size, recipe.global_batch)
         order = epoch_order(size, batch.epoch, SEED)[batch.start : batch.stop]
         optimizer.zero_grad()
-        for places in merged_waves(micro_batches(resized(case.plan, batch.samples))):
+        weight = 0.0
+        for places in merged_waves(micro_batches(resized(case.then or case.plan, batch.samples))):
             x, y = recipe.collate_fn([recipe.dataset[order[i]] for i in places])
             with dropout_keys(model, len(steps), places):
-                loss = cross_entropy(model(x), y, reduction="sum") / batch.samples
+                loss = cross_entropy(model(x), y, reduction="sum")
             loss.backward()
+            weight += valid((x, y))
+        for p in model.parameters():
+            p.grad = None if p.grad is None else p.grad / weight
         steps.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
         optimizer.step()
         seen += batch.samples
@@ -218,6 +243,13 @@ def test_pipelines_and_hybrids(pool: Pool) -> None:
     )
 
 
+def test_samples_without_weight_count_in_the_statistics(pool: Pool) -> None:
+    """Micro-batches in which no label counts have their part in the waves, and gradients through them."""
+    two = (stage("enter first", (A, 2)), stage("second third", (B, 2)), stage("head", (A, 2)))
+    check(pool, 2, [Case(plan=plan_of((6, whole(A, 2)), (4, whole(B, 1))), dataset_size=13, masked=True)])
+    check(pool, 3, [Case(plan=plan_of((4, two), (4, whole(C, 1))), dataset_size=13, masked=True)])
+
+
 def random_plan(rng: random.Random, devices: tuple[str, ...]) -> Plan:
     """Pipelines over devices of their own, each cut at random."""
     names, pipelines = rng.sample(devices, len(devices)), []
@@ -239,6 +271,30 @@ def test_random_splits(pool: Pool, world_size: int) -> None:
     rng = random.Random(world_size)
     plans = [random_plan(rng, NAMES[:world_size]) for _ in range(6)]
     check(pool, world_size, [Case(plan=p, dataset_size=p.global_batch + rng.randint(0, 5)) for p in plans])
+
+
+def test_no_memory_in_the_middle_of_a_wave_leaves_no_trace(pool: Pool) -> None:
+    """The second device is full between layers that meet: all redo the step, statistics included."""
+    halved = plan_of((6, whole(A, 2)), (4, whole(B, 1)))
+    two = (stage("enter first", (A, 2)), stage("second third head", (B, 2)))
+    one = (stage("enter first", (A, 1)), stage("second third head", (B, 1)))
+    check(
+        pool,
+        2,
+        [Case(plan=plan_of((6, whole(A, 2)), (4, whole(B, 2))), dataset_size=13, full=2, then=halved)],
+    )
+    check(
+        pool,
+        3,
+        [
+            Case(
+                plan=plan_of((4, two), (5, whole(C, 2))),
+                dataset_size=13,
+                full=2,
+                then=plan_of((4, one), (5, whole(C, 2))),
+            )
+        ],
+    )
 
 
 def test_a_wrong_statistic_or_mask_is_found() -> None:

@@ -12,11 +12,11 @@ travels on as it is, so that nobody waits for what will not come.
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from evener.runtime.batchnorm import keeping_statistics
@@ -60,6 +60,11 @@ class Alive:
     shapes: tuple = ()
     split: SplitBackward | None = None
     scope: Scope = field(default_factory=Scope)
+
+    @property
+    def only_in_wave(self) -> bool:
+        """Whether its samples have no weight and so no loss, but count in the statistics of their wave."""
+        return self.scope.wave is not None and not self.weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +112,13 @@ class Part:
         """Run the micro-batch; outputs or loss are kept in `alive`. Returns the metrics of a last stage."""
         batch = to_device(batch, self.device)
         autocast = torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
+        loss_of = _no_loss if alive.only_in_wave else self.problem.loss_of
         with alive.scope, autocast:
             if self.ends is None:
-                alive.loss, metrics = self._run(partial(self.problem.forward, self.module), batch)
+                args, kwargs, target = self.problem.inputs(batch)
+                alive.loss, metrics = self._run(lambda: loss_of(self.module(*args, **kwargs), target))
                 return metrics
-            target = None
+            unflatten, target = self.ends.unflatten_output, None
             if self.reads_batch:
                 args, kwargs, target = self.problem.inputs(batch)
                 if self.is_first:
@@ -121,7 +128,7 @@ class Part:
             if not self.is_last:
                 alive.outputs = self._run(self.module, carry)
                 return {}
-            alive.loss, metrics = self._run(self._loss_of, carry, target)
+            alive.loss, metrics = self._run(lambda: loss_of(unflatten(self.module(carry)), target))
             return metrics
 
     def backward(self, alive: Alive, seed: float, gradients: Carry) -> list[Carry]:
@@ -150,10 +157,6 @@ class Part:
         with alive.scope:
             return alive.split.of_parameters() if alive.split else []
 
-    def _loss_of(self, carry: Carry, target: Any) -> tuple[torch.Tensor, dict]:
-        assert self.ends is not None
-        return self.problem.loss_of(self.ends.unflatten_output(self.module(carry)), target)
-
     def _run(self, work: Callable[..., Any], *args: Any) -> Any:
         """`work(*args)`, which is done again before its backward where nothing is to be kept of it.
 
@@ -163,6 +166,12 @@ class Part:
             twice = lambda: (nullcontext(), keeping_statistics(self.module))  # noqa: E731
             return checkpoint(work, *args, use_reentrant=False, context_fn=twice)
         return work(*args)
+
+
+def _no_loss(output: Any, target: Any) -> tuple[torch.Tensor, dict]:
+    """Zero, whatever the output, with zero gradients: a mean over nothing would be NaN."""
+    tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    return torch.stack([t.sum() * 0.0 for t in tensors]).sum(), {}
 
 
 def _ends(alive: Alive, seed: float, gradients: Carry) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

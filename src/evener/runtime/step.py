@@ -114,7 +114,9 @@ class Step:
             alive.pieces = self._collected("F", key)
         carry = join_samples(alive.pieces, part.takes, lambda copies: copies[0]) if alive.pieces else ()
         counts = bool(carry) or part.is_first
-        if self.share.health != HEALTHY or not counts or (part.is_last and not alive.weight):
+        if part.is_last and not alive.weight:
+            counts = counts and alive.only_in_wave
+        if self.share.health != HEALTHY or not counts:
             alive.scope.pass_by("forward")
             self._pass_on("F", key, (), ())  # nothing counts, and a mean over nothing would be NaN
             return

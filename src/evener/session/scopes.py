@@ -82,7 +82,9 @@ class Scopes:
             if self._keyed[stage]:
                 mine = range(*positions(routes, stage, self.here, micro_batch))
                 scope.keys = dropout_keys(self._keyed[stage], number, mine)
-            if self._waves[stage]:
+            if self._members[
+                samples
+            ]:  # also where a stage has no BatchNorm: others pass through its gradients
                 scope.wave = wave(self._waves[stage], self._wire_of(samples, micro_batch))
             return scope
 

@@ -1,5 +1,6 @@
 """One device's steps in this process: seconds by cause, verdicts, what travels, who is named on failure."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -191,6 +192,28 @@ def test_no_memory_is_a_verdict_and_the_data_of_the_step_are_still_read():
     assert (result.verdict.do, result.verdict.reason) == ("shrink", "lab/a ran out of memory")
     assert [a for a, _ in driver.ran] == ["INPUT", "0F0", "INPUT", "STEP"]
     assert all(torch.equal(a, b) for a, b in zip(weights(ex), before, strict=True))
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
+def test_a_step_that_is_not_taken_leaves_running_statistics_as_they_were() -> None:
+    ex = executor(model=normed(), loss=lambda out, y: squared(out, y) * float("nan"), on_non_finite="skip")
+    before = [b.clone() for b in ex.holding.parts[0].module.buffers()]
+    assert take(ex, sizes=(2, 2)).verdict.do == "skip"
+    assert all(torch.equal(a, b) for a, b in zip(ex.holding.parts[0].module.buffers(), before, strict=True))
+
+
+def test_recomputation_moves_running_statistics_once() -> None:
+    ex, again = executor(model=normed()), executor(model=normed())
+    again.holding.parts[0] = dataclasses.replace(again.holding.parts[0], recompute=True)
+    for one in (ex, again):
+        assert take(one, sizes=(2, 2)).verdict.do == "apply"
+    pairs = [x.holding.parts[0].module for x in (ex, again)]
+    assert all(torch.equal(a, b) for a, b in zip(*(m.buffers() for m in pairs), strict=True))
+    assert int(pairs[1][1].num_batches_tracked) == 2
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_norm": 1.0}, {"loss_scale": 1024.0}], ids=str)

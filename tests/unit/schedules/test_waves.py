@@ -1,9 +1,12 @@
 """Which rows can pool BatchNorm over waves, and what is said of those that cannot."""
 
-from benchmarks.random_plans import stage
+import random
+
+from benchmarks.random_plans import random_plan, stage
 from evener.core.actions import parse_schedule
 from evener.core.plan import Pipeline, Plan
-from evener.schedules import make
+from evener.core.routes import Routes
+from evener.schedules import check, make
 from evener.schedules.waves import wave_deadlock
 from tests.unit.schedules.plans import chain, data_parallel
 
@@ -43,6 +46,35 @@ def test_pipelines_of_other_depth_cannot_under_1f1b() -> None:
 
 def test_pipelines_of_other_depth_can_with_all_forwards_first() -> None:
     assert wave_deadlock(IN_WAVES, HYBRID, LAYERS) == ""
+
+
+def test_gpipe_in_waves_is_that_order() -> None:
+    assert make(HYBRID, in_waves=True) == IN_WAVES
+    plan = data_parallel(8, 2, 5)
+    assert make(plan, in_waves=True) == make(plan)
+
+
+def test_gpipe_in_waves_never_waits_for_itself_but_on_a_device_that_would_meet_itself() -> None:
+    """With a BatchNorm in every layer of random plans: cuts, maps, shared stages and sizes of all kinds."""
+    met = 0
+    for seed in range(150):
+        plan = random_plan(random.Random(seed))
+        routes = Routes(plan)
+        schedule = make(plan, name="gpipe", in_waves=True)
+        if any(r.num_stages > 1 for r in routes.stages):
+            assert check(schedule, plan) == []
+        work = [
+            (layer, m, d) for d in routes.devices for s, m in routes.work(d) for layer in layers_of(routes, s)
+        ]
+        if len(set(work)) == len(work):
+            met += 1
+            layers = {r.number: r.stage.layers for r in routes.stages}
+            assert wave_deadlock(schedule, plan, layers) == "", plan
+    assert met >= 40
+
+
+def layers_of(routes: Routes, number: int) -> tuple[str, ...]:
+    return routes.stages[number].stage.layers
 
 
 def test_halves_of_a_backward_cannot_meet() -> None:
