@@ -131,7 +131,18 @@ class PacedDriver:
                 counter.paused = False
 
     def advance(self, until_s: float) -> None:
-        """The device waits until `until_s` on its clock; a moment that has passed changes nothing."""
+        """The device waits until `until_s` on its clock; a moment that has passed changes nothing.
+
+        In the middle of a paced action, for what it launched last: it then ends that much later. Any other
+        action takes what it really takes, waiting included.
+        """
+        running = self._running
+        if running is not None:
+            if running.known is not None and running.launches_s:
+                waited_s = max(0.0, until_s - running.start_s - running.launches_s[-1])
+                running.start_s += waited_s
+                self._now_s += waited_s
+            return
         if until_s > self._now_s:
             self._reach(until_s)
         self._left_s = self._clock()

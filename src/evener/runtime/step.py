@@ -120,7 +120,7 @@ class Step:
             alive.scope.pass_by("forward")
             self._pass_on("F", key, (), ())  # nothing counts, and a mean over nothing would be NaN
             return
-        alive.shapes = (shapes_of(batch), shapes_of(carry))
+        alive.shapes = (shapes_of(batch), shapes_of(carry), torch.is_grad_enabled())
         metrics = self._guarded(
             action, lambda: part.forward(alive, batch, carry), alive.shapes, f"forward{part.of_stage}"
         )

@@ -154,6 +154,24 @@ def test_advance_waits_and_never_goes_back() -> None:
     assert driver.now() == 50.2
 
 
+def test_an_action_that_waits_in_its_middle_ends_that_much_later() -> None:
+    driver, clock = open_fake()
+    launched: list[float] = []
+
+    def work(wait_s: float = 0.0) -> None:
+        products(1, clock)()
+        launched.append(driver.launch())
+        driver.advance(launched[-1] + wait_s)
+        products(2, clock)()
+
+    driver.run("0F0", work)
+    for wait_s in (0.0, 0.3):
+        before = driver.now()
+        driver.run("0F1", lambda wait_s=wait_s: work(wait_s))
+        assert launched[-1] - before == pytest.approx(PRODUCT_S, abs=1e-12)
+        assert driver.now() - before == pytest.approx(3 * PRODUCT_S + wait_s, abs=1e-12)
+
+
 def test_waiting_catches_up() -> None:
     driver, clock = open_fake()
     driver.run("0F0", products(1, clock))
