@@ -15,21 +15,33 @@ from evener.core.catalogue import read_fleet
 from evener.core.files import read, write
 from evener.core.fleet import Fleet
 from evener.core.job import Job
+from evener.core.plan import Pipeline, Plan
 from evener.core.profile import Profile
-from evener.errors import NoPlanFitsError, UsageError
+from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
 from evener.planner import Alternative, PlanResult
 from evener.planner import plan as best_plan
 from evener.planner.choose import Shapes
+from evener.planner.explain import Advice, advice
 from evener.planner.groups import gib, ms
 from evener.planner.what_if import SPELLING, World, changed, usual_changes
 
 Objective = Literal["time", "money"]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def plan(
-    fleet: Annotated[Path, typer.Argument(help="Fleet file, from `evener probe` or written by hand.")],
-    profile: Annotated[Path, typer.Argument(help="Profile file, from `evener profile`.")],
+    fleet: Annotated[
+        Path, typer.Argument(help="Fleet file, from `evener probe` or by hand; kinds alone may do.")
+    ],
+    profile: Annotated[
+        Path | None, typer.Argument(help="Profile file, from `evener profile`; not with --model.")
+    ] = None,
     batch: Annotated[int | None, typer.Option("--batch", "-b", help="Samples of an optimiser step.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Instead of a profile: gpt3-175b, llama-3-8b, gpt2, ... or a JSON configuration."),
+    ] = None,
+    precision: Annotated[Precision, typer.Option(help="Of the matrix products, with --model.")] = "float32",
     batch_per_device: Annotated[
         str | None,
         typer.Option(help="Your own split: 2,2,2,15 in the order of the fleet, or host/gpu0=2,host/cpu=15."),
@@ -42,6 +54,10 @@ def plan(
     shapes: Annotated[
         Shapes, typer.Option(help="What to consider; auto: pipelines only if no device holds the model.")
     ] = "auto",
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(help="Also allow: tensor-parallel, or unlinked (data without a link costs nothing)."),
+    ] = None,
     place: Annotated[
         list[str] | None,
         typer.Option(help="Where layers run: blocks.0-5=lab1/gpu0, embed=KIND, head=cpu. May be repeated."),
@@ -55,7 +71,7 @@ def plan(
         list[str] | None, typer.Option(help=f"Also plan a changed fleet: {SPELLING}. May be repeated.")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Also plan with faster links and one more device of each kind.")
+        bool, typer.Option("--explain", help="Also plan with faster links, a larger batch, one more device.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
@@ -63,7 +79,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Find the best plan for a fleet and a profile, and say why."""
-    devices, measured = read_fleet(fleet), read(profile, Profile)
+    devices = read_fleet(fleet)
     job = job_from(
         devices,
         batch,
@@ -72,31 +88,91 @@ def plan(
         memory_margin=memory_margin,
         keep_all=keep_all,
         place=parse_place(place or []),
+        allow=tuple(allow or ()),
         objective=objective,
         max_step_s=max_step,
         max_price_per_hour=max_price,
     )
-    result = best_plan(devices, measured, job, shapes=shapes)
-    changes = [*(what_if or []), *(usual_changes(devices) if explain else ())]
-    worlds = [_what_if(World(fleet=devices, profile=measured), x, job, shapes) for x in changes]
+    world = world_of(devices, profile, model, precision, job)
+    result = solved(world, job, shapes)
+    told: tuple[Advice, ...] = ()
+    if explain:
+        result = with_usual_ways(world, result, job)
+        told = advice(result, [_what_if(world, x, job, shapes) for x in usual_changes(devices)])
+    worlds = [_what_if(world, x, job, shapes) for x in what_if or []]
     result = replace(result, alternatives=(*result.alternatives, *worlds))
+    if model is not None and precision != "float32":
+        result = replace(result, plan=in_precision(result.plan, precision))
     if output is not None:
         write(output, result.plan)
-    show(result, Console(file=sys.stderr if as_json else sys.stdout, highlight=False))
+    show(result, Console(file=sys.stderr if as_json else sys.stdout, highlight=False), told)
     if as_json:
-        print(json.dumps(as_object(result)))
+        print(json.dumps(as_object(result, told)))
+
+
+def world_of(fleet: Fleet, profile: Path | None, model: str | None, precision: str, job: Job) -> World:
+    """The fleet with the measured profile, or with one assumed from the configuration of `model`.
+
+    UsageError unless exactly one of the two is given.
+    """
+    if (profile is None) == (model is None):
+        what = "neither profile nor --model is given" if model is None else "profile and --model are given"
+        raise UsageError(what, remedy="evener plan FLEET PROFILE, or evener plan FLEET --model gpt2")
+    if profile is not None:
+        return World(fleet=fleet, profile=read(profile, Profile))
+    from evener.core.transformer import transformer  # only when wanted: a measured profile answers without
+    from evener.cost.from_config import profile_from_config
+
+    shapes = transformer(model or "")
+
+    def reprofile(fleet: Fleet) -> Profile:
+        return profile_from_config(shapes, fleet, global_batch=job.global_batch, precision=precision)
+
+    return World(fleet=fleet, profile=reprofile(fleet), reprofile=reprofile)
+
+
+def solved(world: World, job: Job, shapes: Shapes) -> PlanResult:
+    """The best plan of a world, its global batch times the world's."""
+    if world.batch != 1:
+        if job.batch_per_device is not None:
+            raise UsageError("a given split does not say how a larger batch is split", remedy="--batch N")
+        job = replace(job, global_batch=max(1, round(job.global_batch * world.batch)))
+    return best_plan(world.fleet, world.profile, job, shapes=shapes)
+
+
+def in_precision(plan: Plan, precision: str) -> Plan:
+    """The plan with the precision of every stage's matrix products written down."""
+
+    def of(pipeline: Pipeline) -> Pipeline:
+        return replace(pipeline, stages=tuple(replace(s, precision=precision) for s in pipeline.stages))
+
+    return replace(plan, pipelines=tuple(of(p) for p in plan.pipelines))
+
+
+def with_usual_ways(world: World, result: PlanResult, job: Job) -> PlanResult:
+    """The result with what people do without a planner, where the profile times layers and it is missing."""
+    known = {a.name for a in result.alternatives}
+    if not world.profile.timings or job.batch_per_device is not None or "even pipeline" in known:
+        return result
+    from evener.planner.baselines import usual_ways
+
+    ways = usual_ways(world.fleet, world.profile, job)
+    return replace(result, alternatives=(*result.alternatives, *(a for a in ways if a.name not in known)))
 
 
 def _what_if(world: World, change: str, job: Job, shapes: Shapes) -> Alternative:
-    """The best plan of a changed world, as an alternative."""
+    """The best plan of a changed world, as an alternative; the reason where it has none."""
     other = changed(world, change)
     try:
-        found = best_plan(other.fleet, other.profile, job, shapes=shapes).plan
-    except NoPlanFitsError as e:
+        found = solved(other, job, shapes).plan
+    except (NoPlanFitsError, UnknownNameError) as e:
         return Alternative(name=f"what if {change}", note=f"{e.what} ({e.numbers})")
     assert found.prediction is not None
     return Alternative(
-        name=f"what if {change}", step_s=found.prediction.step_s, samples=found.samples_by_device()
+        name=f"what if {change}",
+        step_s=found.prediction.step_s,
+        samples=found.samples_by_device(),
+        global_batch=found.global_batch if found.global_batch != job.global_batch else None,
     )
 
 
@@ -148,8 +224,8 @@ def parse_split(fleet: Fleet, text: str) -> dict[str, int]:
     return dict(zip(names, numbers, strict=True))
 
 
-def as_object(result: PlanResult) -> dict[str, Any]:
-    """The JSON of a result; its keys are promised."""
+def as_object(result: PlanResult, told: tuple[Advice, ...] = ()) -> dict[str, Any]:
+    """The JSON of a result, and of what was told to help; its keys are promised."""
     plan, prediction = result.plan, result.plan.prediction
     assert prediction is not None
     return {
@@ -166,11 +242,13 @@ def as_object(result: PlanResult) -> dict[str, Any]:
         "reasons": list(result.reasons),
         "alternatives": msgspec.to_builtins(result.alternatives),
         "samples_by_device": plan.samples_by_device(),
+        "source": prediction.source,
+        "advice": [{f: getattr(a, f) for f in a.__struct_fields__} for a in told],
     }
 
 
-def show(result: PlanResult, console: Console) -> None:
-    """Who does what, how long, how sure, what else there is."""
+def show(result: PlanResult, console: Console, told: tuple[Advice, ...] = ()) -> None:
+    """Who does what, how long, how sure, what limits, what else there is, what would help."""
     plan, prediction = result.plan, result.plan.prediction
     assert prediction is not None
     table = Table(title=f"Plan for {plan.global_batch} samples a step", title_justify="left")
@@ -201,6 +279,8 @@ def show(result: PlanResult, console: Console) -> None:
         f"a step takes {ms(prediction.step_s)} ({ms(prediction.lower_s)} to {ms(prediction.upper_s)}), "
         f"{plan.global_batch / prediction.step_s:.4g} samples/s; {sure}"
     )
+    if prediction.source == "assumed":
+        console.print("assumed: no second of this was measured")
     console.print(f"limit: {result.limiter}")
     for x in plan.left_out:
         console.print(f"left out: {x.device}: {x.reason}")
@@ -209,7 +289,11 @@ def show(result: PlanResult, console: Console) -> None:
     for other in result.alternatives:
         seconds = ms(other.step_s) if other.step_s else other.note
         if other.name.startswith("what if"):
-            change = f" ({other.step_s / prediction.step_s - 1:+.1%})" if other.step_s else ""
-            console.print(f"{other.name}: {seconds}{change}")
+            batch = other.global_batch or plan.global_batch
+            faster = batch / other.step_s / (plan.global_batch / prediction.step_s) - 1 if other.step_s else 0
+            gain = f" ({faster:+.1%} samples/s)" if other.step_s else ""
+            console.print(f"{other.name}: {seconds}{gain}")
         else:
             console.print(f"instead, {other.name}: {seconds}")
+    for a in told:
+        console.print(a.sentence)

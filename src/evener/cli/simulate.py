@@ -20,6 +20,7 @@ from evener.core.trace import CAUSES
 from evener.cost.evaluate import CostModel
 from evener.errors import PlanMismatchError, UsageError
 from evener.planner import plan as best_plan
+from evener.planner.links import UNLINKED, check_links
 from evener.report.chrome import chrome_trace
 from evener.report.tables import duration, percent, render, size, table
 from evener.sim import Run, World, plan_costs, play, shrink
@@ -46,6 +47,9 @@ def simulate(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the trace as Chrome-trace JSON (Perfetto).")
     ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="unlinked: data between devices without a link costs nothing.")
+    ] = None,
     rows: Annotated[
         bool, typer.Option("--rows", help="Print the schedule's rows, device by device.")
     ] = False,
@@ -55,6 +59,8 @@ def simulate(
     chosen = read(plan, Plan)
     devices, measured = read_fleet(fleet), read(profile, Profile)
     _check_fits(chosen, devices, measured)
+    if UNLINKED not in (allow or ()):
+        check_links(devices, chosen)
     if schedule is not None and schedule not in schedules.NAMES:
         raise UsageError(f"no schedule is called {schedule!r}", remedy=f"one of {SCHEDULES}")
     name = schedule or chosen.schedule
@@ -79,7 +85,9 @@ def _world(model: CostModel, schedule: str, memory_margin: float) -> World:
         if fault.type != "join":
             return shrink(plan, fault)
         names = tuple(d.name for d in model.fleet.devices if d.name in {*plan.devices, fault.device})
-        result = best_plan(model.fleet.only(names), model.profile, Job(global_batch=plan.global_batch))
+        result = best_plan(
+            model.fleet.only(names), model.profile, Job(global_batch=plan.global_batch, allow=(UNLINKED,))
+        )
         return result.plan, f"planned anew over {len(names)} devices"
 
     return World(

@@ -31,8 +31,7 @@ def ring(fleet: Fleet, devices: Sequence[str], *, lanes: int = 1) -> tuple[Curve
     the hops. Two members use their one link both ways: two hops. Example: four devices on a host whose own
     link names a bus of 4 GB/s pass 1 GB/s each.
     """
-    hosts = list(dict.fromkeys(fleet.device(name).host for name in devices))
-    order = sorted(devices, key=lambda name: hosts.index(fleet.device(name).host))
+    order = ring_order(fleet, devices)
     if len(order) < 2:
         return (None,) * len(order)
     pairs = list(zip(order, order[1:] + order[:1], strict=True))
@@ -45,6 +44,14 @@ def ring(fleet: Fleet, devices: Sequence[str], *, lanes: int = 1) -> tuple[Curve
         else _slowed(link.reduce_curve or link.curve, crossing[way] * lanes if link.bus else 1)
         for link, way in zip(links, ways, strict=True)
     )
+
+
+def ring_order(fleet: Fleet, devices: Sequence[str]) -> list[str]:
+    """`devices` in the order of a ring that keeps hosts together; the last one closes it to the first."""
+    hosts: dict[str, int] = {}
+    for name in devices:
+        hosts.setdefault(fleet.device(name).host, len(hosts))
+    return sorted(devices, key=lambda name: hosts[fleet.device(name).host])
 
 
 def _way(fleet: Fleet, link: Link | None, a: str, b: str) -> tuple[str | None, str, str]:

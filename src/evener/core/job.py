@@ -4,13 +4,16 @@ from typing import Literal
 
 from evener.core.figures import Value
 
+ALLOWABLE = {"tensor-parallel", "unlinked"}
+
 
 class Job(Value, frozen=True, kw_only=True):
     """Global batch, limits and wishes of a training job.
 
     `batch_per_device` fixes the samples each device takes from every global batch; names left out take
     none. `place` pins layers: pattern → device, kind or "cpu". `memory_margin` is the part of a
-    device's memory that a plan leaves free (0.1 leaves a tenth).
+    device's memory that a plan leaves free (0.1 leaves a tenth). `allow` names what a plan may do beyond the
+    usual: "tensor-parallel" groups of equal devices, "unlinked" devices whose data costs nothing.
     """
 
     global_batch: int
@@ -29,6 +32,13 @@ class Job(Value, frozen=True, kw_only=True):
             raise ValueError(f"global_batch must be 1 or more, got {self.global_batch}")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise ValueError(f"micro_batch must be 1 or more, got {self.micro_batch}")
+        unknown = sorted(set(self.allow) - ALLOWABLE)
+        if unknown:
+            raise ValueError(f"allow names {', '.join(unknown)}, not {' or '.join(sorted(ALLOWABLE))}")
+        for field in ("max_step_s", "max_price_per_hour"):
+            limit = getattr(self, field)
+            if limit is not None and not 0 < limit < float("inf"):
+                raise ValueError(f"{field} must be positive, got {limit}")
         if not 0 <= self.memory_margin < 1:
             raise ValueError(f"memory_margin must be in [0, 1), got {self.memory_margin}")
         given = self.batch_per_device

@@ -22,6 +22,15 @@ class Layer(Value, frozen=True, kw_only=True):
     flops_per_sample: float = 0.0
     tied: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for field in ("num_params", "param_bytes", "buffer_bytes", "output_bytes_per_sample"):
+            if getattr(self, field) < 0:
+                raise ValueError(
+                    f"{field} of layer {self.name!r} must be 0 or more, got {getattr(self, field)}"
+                )
+        if self.saved_bytes_per_sample < 0 or not 0 <= self.flops_per_sample < float("inf"):
+            raise ValueError(f"saved bytes and FLOPs of layer {self.name!r} must be 0 or more and finite")
+
 
 class Timing(Value, frozen=True, kw_only=True):
     """Seconds of one layer on one kind at one micro-batch size (samples) and tensor-parallel degree.
@@ -96,6 +105,7 @@ class Profile(Value, frozen=True, kw_only=True):
         if twice:
             raise ValueError(f"layer names must be unique, twice: {', '.join(twice)}")
         known = set(names)
+        _check_ties(self.layers)
         for timing in self.timings:
             if timing.layer not in known:
                 raise ValueError(f"timing names {timing.layer!r}, which is no layer of the profile")
@@ -112,6 +122,22 @@ class Profile(Value, frozen=True, kw_only=True):
     def kinds(self) -> tuple[str, ...]:
         """The kinds that have measurements, in order of first appearance."""
         return tuple(dict.fromkeys([s.kind for s in self.steps] + [t.kind for t in self.timings]))
+
+
+def _check_ties(layers: Sequence[Layer]) -> None:
+    """Layers that share storage must say so of each other: one that does not would be summed apart."""
+    tied = {x.name: x.tied for x in layers}
+    for name, others in tied.items():
+        for other in others:
+            if other == name:
+                raise ValueError(f"layer {name!r} is tied to itself")
+            if other not in tied:
+                raise ValueError(f"layer {name!r} is tied to {other!r}, which is no layer of the profile")
+            if name not in tied[other]:
+                raise ValueError(
+                    f"layer {name!r} is tied to {other!r}, which names {', '.join(tied[other]) or 'none'}: "
+                    "each of tied layers must name all others"
+                )
 
 
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:

@@ -8,6 +8,7 @@ Every figure is of source "assumed" with a spread of SPREAD, so that a plan show
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -128,17 +129,16 @@ def _degrees(
             hosts[device.host].append(device.name)
     network = Network(fleet=fleet)
     sample_bytes = model.sequence * model.hidden * BYTES[precision]
-    yield 1, lambda samples: 0.0
+
+    def slowest(teams: Sequence[tuple[str, ...]], samples: int) -> float:
+        return max((network.all_reduce_s(team, samples * sample_bytes) for team in teams), default=0.0)
+
+    yield 1, partial(slowest, ())
     for degree in DEGREES:
         teams = {tuple(names[:degree]) for names in hosts.values() if len(names) >= degree}
         linked = [team for team in teams if None not in network.hops(team)]
         if linked and len(linked) == len(teams) and model.num_heads % degree == 0:
-            yield (
-                degree,
-                lambda samples, teams=linked: max(
-                    network.all_reduce_s(team, samples * sample_bytes) for team in teams
-                ),
-            )
+            yield degree, partial(slowest, linked)
 
 
 def _timings(

@@ -1,12 +1,16 @@
 """What people do without a planner: one device, even data parallelism, an even pipeline."""
 
+from evener.core.fleet import Fleet
 from evener.core.job import Job
 from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.profile import Profile
 from evener.core.split import apportion, spans_of
-from evener.cost.evaluate import evaluate
+from evener.cost.evaluate import CostModel, evaluate
 from evener.planner.assemble import plan_of
 from evener.planner.blocks import Tables
+from evener.planner.groups import groups_of
 from evener.planner.options import Option
+from evener.planner.result import Alternative
 
 
 def baselines(tables: Tables, job: Job) -> list[tuple[str, Plan | None]]:
@@ -23,6 +27,25 @@ def baselines(tables: Tables, job: Job) -> list[tuple[str, Plan | None]]:
     if 1 < len(devices) <= tables.num_layers:
         found.append(("even pipeline", _best(tables, job, [_even_pipeline(tables, job, b) for b in sizes])))
     return found
+
+
+def usual_ways(fleet: Fleet, profile: Profile, job: Job) -> list[Alternative]:
+    """`baselines` of a fleet as alternatives."""
+    tables = Tables(model=CostModel(fleet=fleet, profile=profile), groups=groups_of(fleet, profile, job))
+    return alternatives_of(tables, baselines(tables, job))
+
+
+def alternatives_of(tables: Tables, others: list[tuple[str, Plan | None]]) -> list[Alternative]:
+    """`baselines` with their predicted seconds; one that does not fit says so."""
+    return [
+        Alternative(
+            name=name,
+            step_s=evaluate(tables.model, p).step_s if p else None,
+            samples=p.samples_by_device() if p else {},
+            note="" if p else "does not fit",
+        )
+        for name, p in others
+    ]
 
 
 def _best(tables: Tables, job: Job, plans: list[Plan | None]) -> Plan | None:

@@ -11,7 +11,9 @@ from evener.cost.evaluate import CostModel
 from evener.cost.worth import unbounded_samples_per_s, useful_samples
 from evener.errors import NoPlanFitsError, UsageError
 from evener.planner.data_parallel import plan_data_parallel
+from evener.planner.links import UNLINKED, check_links
 from evener.planner.result import PlanResult
+from evener.planner.sources import marked
 
 Shapes = Literal["data-parallel", "auto", "all"]
 
@@ -22,9 +24,17 @@ def plan(fleet: Fleet, profile: Profile, job: Job, *, shapes: Shapes = "data-par
     `shapes`: "data-parallel" plans one stage a device; "all" searches pipelines, shared stages and their
     mixtures too; "auto" does that only where no device can hold the whole model. A split given by the job
     is data-parallel.
-    Raises NoPlanFitsError naming the limits that clash, UnknownNameError for a kind, device or layer the
-    files do not hold, UsageError for wishes that contradict each other.
+    What was assumed or taken from a table is named in the reasons. Raises NoPlanFitsError naming the limits
+    that clash, UnknownNameError for a kind, device, layer or link the files do not hold, UsageError for
+    wishes that contradict each other.
     """
+    result = _found(fleet, profile, job, shapes)
+    if UNLINKED not in job.allow:
+        check_links(fleet, result.plan)
+    return marked(fleet, profile, result)
+
+
+def _found(fleet: Fleet, profile: Profile, job: Job, shapes: Shapes) -> PlanResult:
     given = job.batch_per_device is not None or job.keep_all
     if job.place:
         return _placed(fleet, profile, job, given)

@@ -10,11 +10,12 @@ Status = Literal["proven", "within", "time limit"]
 
 class Alternative(Value, frozen=True, kw_only=True):
     """Another way to run the job, and its predicted seconds a step; absent seconds mean that it does not
-    fit.
+    fit. `global_batch` is given where it is not the job's.
     """
 
     name: str
     step_s: float | None = None
+    global_batch: int | None = None
     samples: dict[str, int] = {}
     note: str = ""
 

@@ -18,7 +18,8 @@ _MOST_CHOICES = 12
 def team_choices(groups: Sequence[Group], profile: Profile, job: Job) -> Iterator[tuple[Group, ...]]:
     """The groups as they are, then with teams: one degree for each kind, up to a dozen combinations.
 
-    Those whose degrees are alike come first: unlike ones make stages of unlike speed. Kinds without a measurement at degree 1 only appear in teams. Without the job's leave there are no teams.
+    Those whose degrees are alike come first: unlike ones make stages of unlike speed. Kinds without a
+    measurement at degree 1 only appear in teams. Without the job's leave there are no teams.
     """
     kinds = list(dict.fromkeys(g.kind for g in groups))
     degrees = []

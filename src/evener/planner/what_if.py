@@ -1,23 +1,33 @@
 """Changed worlds: the same job with a device dropped, added, slowed or priced, or with faster links."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 
 from msgspec.structs import replace
 
+from evener.core.catalogue import known_device, near_kinds, with_table
 from evener.core.figures import Curve, Figure
-from evener.core.fleet import Device, Fleet
+from evener.core.fleet import Device, Fleet, Link
 from evener.core.profile import Profile, StepTiming, Timing
 from evener.errors import UnknownNameError, UsageError
 
-SPELLING = "drop NAME | add KIND [HOST] | slow NAME xFACTOR | price NAME AMOUNT | links xFACTOR"
+SPELLING = (
+    "drop NAME | add KIND [HOST] | slow NAME xFACTOR | price NAME AMOUNT | links xFACTOR | batch xFACTOR"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """A fleet and the profile that goes with it."""
+    """A fleet and the profile that goes with it; `batch` is what the job's global batch is multiplied by.
+
+    `reprofile`, where the profile was not measured, makes it anew for a changed fleet.
+    """
 
     fleet: Fleet
     profile: Profile
+    batch: float = 1.0
+    reprofile: Callable[[Fleet], Profile] | None = None
 
 
 def changed(world: World, change: str) -> World:
@@ -28,13 +38,15 @@ def changed(world: World, change: str) -> World:
     """
     for one in change.split(";"):
         world = _changed(world, one.split(), one.strip())
+    if world.reprofile is not None:
+        world = replaced(world, profile=world.reprofile(world.fleet))
     return world
 
 
 def usual_changes(fleet: Fleet) -> tuple[str, ...]:
-    """What people ask first: would faster links help, would one more device of a kind?"""
+    """What people ask first: would faster links help, more samples a step, one more device of a kind?"""
     kinds = dict.fromkeys(d.kind for d in fleet.devices)
-    return (*(("links x2",) if fleet.links else ()), *(f"add {kind}" for kind in kinds))
+    return (*(("links x2",) if fleet.links else ()), "batch x2", *(f"add {kind}" for kind in kinds))
 
 
 def _changed(world: World, words: list[str], text: str) -> World:
@@ -44,7 +56,7 @@ def _changed(world: World, words: list[str], text: str) -> World:
             rest = tuple(d.name for d in world.fleet.devices if d.name != name)
             if not rest:
                 raise UsageError(f"{text!r} leaves no device", remedy="another change")
-            return World(fleet=world.fleet.only(rest), profile=world.profile)
+            return replaced(world, fleet=world.fleet.only(rest))
         case ["add", *kind_and_host] if kind_and_host:
             return _added(world, " ".join(kind_and_host))
         case ["slow", name, factor]:
@@ -54,8 +66,9 @@ def _changed(world: World, words: list[str], text: str) -> World:
             return _with(world, replace(world.fleet.device(name), price_per_hour=price))
         case ["links", factor]:
             times = _factor(factor, text)
-            links = tuple(replace(x, curve=_faster(x.curve, times)) for x in world.fleet.links)
-            return World(fleet=replace(world.fleet, links=links), profile=world.profile)
+            return replaced(world, fleet=replace(world.fleet, links=_sped_up(world.fleet.links, times)))
+        case ["batch", factor]:
+            return replaced(world, batch=world.batch * _factor(factor, text))
     raise UsageError(f"cannot read the change {text!r}", remedy=SPELLING)
 
 
@@ -71,7 +84,7 @@ def _factor(word: str, text: str) -> float:
 
 def _with(world: World, device: Device, profile: Profile | None = None) -> World:
     devices = tuple(device if d.name == device.name else d for d in world.fleet.devices)
-    return World(fleet=replace(world.fleet, devices=devices), profile=profile or world.profile)
+    return replaced(world, fleet=replace(world.fleet, devices=devices), profile=profile or world.profile)
 
 
 def _added(world: World, kind_and_host: str) -> World:
@@ -83,18 +96,27 @@ def _added(world: World, kind_and_host: str) -> World:
     like = next((d for d in world.fleet.devices if d.kind == kind and d.host == (host or d.host)), None)
     like = like or next((d for d in world.fleet.devices if d.kind == kind), None)
     if like is None:
-        kinds = dict.fromkeys(d.kind for d in world.fleet.devices)
-        raise UnknownNameError(
-            f"the fleet has no device of kind {kind!r}", remedy=f"one of: {', '.join(kinds)}"
-        )
+        like = _from_table(world, kind, host or world.fleet.devices[0].host)
     taken = {d.name for d in world.fleet.devices}
     name = next(n for i in range(len(taken) + 1) if (n := f"{host or like.host}/added{i}") not in taken)
     copy = replace(like, name=name, hardware_id="", index=None)
-    return World(fleet=replace(world.fleet, devices=(*world.fleet.devices, copy)), profile=world.profile)
+    return replaced(world, fleet=replace(world.fleet, devices=(*world.fleet.devices, copy)))
+
+
+def _from_table(world: World, kind: str, host: str) -> Device:
+    """A device of a kind that only the catalogue knows."""
+    if known_device(kind) is None:
+        kinds = list(dict.fromkeys(d.kind for d in world.fleet.devices))
+        raise UnknownNameError(
+            f"neither the fleet nor the catalogue holds the kind {kind!r}",
+            numbers=f"kinds of the fleet: {', '.join(kinds)}",
+            remedy=f"one of: {', '.join(dict.fromkeys([*near_kinds(kind, kinds), *kinds]))}",
+        )
+    return with_table(Device(name=f"{host}/new", kind=kind))
 
 
 def _slowed(world: World, device: Device, factor: float) -> World:
-    """The device gets a kind of its own, whose seconds are those of its kind times the factor."""
+    """The device gets a kind of its own, with the seconds of its kind times the factor, and lower rates."""
     kind = f"{device.kind} ({factor:g} times slower)"
 
     def timing(row: Timing) -> Timing:
@@ -111,11 +133,29 @@ def _slowed(world: World, device: Device, factor: float) -> World:
         timings=(*old.timings, *(timing(t) for t in old.timings if t.kind == device.kind)),
         steps=(*old.steps, *(step(s) for s in old.steps if s.kind == device.kind)),
     )
-    return _with(world, replace(device, kind=kind), profile)
+    slower = replace(
+        device,
+        kind=kind,
+        flops={t: replace(f, value=f.value / factor) for t, f in device.flops.items()},
+        bytes_per_s=_times(device.bytes_per_s, 1 / factor),
+        launch_s=_times(device.launch_s, factor),
+    )
+    return _with(world, slower, profile)
 
 
 def _times(figure: Figure | None, factor: float) -> Figure | None:
     return None if figure is None else replace(figure, value=figure.value * factor)
+
+
+def _sped_up(links: tuple[Link, ...], factor: float) -> tuple[Link, ...]:
+    return tuple(
+        replace(
+            x,
+            curve=_faster(x.curve, factor),
+            reduce_curve=_faster(x.reduce_curve, factor) if x.reduce_curve else None,
+        )
+        for x in links
+    )
 
 
 def _faster(curve: Curve, factor: float) -> Curve:

@@ -13,11 +13,12 @@ from evener.cost.evaluate import CostModel, PlanCost, evaluate
 from evener.cost.step import MODEL_ERROR
 from evener.errors import NoPlanFitsError
 from evener.planner.aim import Aim, aim_of
-from evener.planner.baselines import baselines
+from evener.planner.baselines import alternatives_of, baselines
 from evener.planner.blocks import Tables
 from evener.planner.bound import least_money_of_any, least_seconds_of_any
-from evener.planner.groups import ALLOW, Group, degrees_of, gib, groups_of, ms
+from evener.planner.groups import ALLOW, Group, degrees_of, groups_of, ms
 from evener.planner.many import affordable, classes_of, search_many
+from evener.planner.misfit import nothing_fits
 from evener.planner.options import Counts, Option, options_of, sub_counts
 from evener.planner.partitions import Judge, search
 from evener.planner.predict import pool_of, solo_rates
@@ -52,7 +53,7 @@ def plan_whole(fleet: Fleet, profile: Profile, job: Job, flat: PlanResult | None
     for teamed in team_choices(groups, profile, job):
         found.run(teamed)
     if not found.priced:
-        raise _nothing_fits(tables, job)
+        raise nothing_fits(tables, job)
     _, best, found_with = min(found.priced, key=lambda x: aim.value(x[0], x[1].devices))
     best = shifted(found_with, best, aim)
     cost = evaluate(model, best)
@@ -189,15 +190,7 @@ def _result(
     )
     limits = limiter_of(cost)
     plan = replace(best, prediction=prediction, left_out=out, why=limits)
-    alternatives = [
-        Alternative(
-            name=name,
-            step_s=evaluate(model, p).step_s if p else None,
-            samples=p.samples_by_device() if p else {},
-            note="" if p else "does not fit",
-        )
-        for name, p in others
-    ]
+    alternatives = alternatives_of(tables, others)
     if flat is not None:
         seconds = evaluate(model, flat.plan).step_s
         alternatives.append(
@@ -243,22 +236,3 @@ def limiter_of(cost: PlanCost) -> str:
         "overhead": f"fixed costs on {name} take",
     }[cause]
     return f"{what} {ms(causes[cause])} of a step of {ms(cost.step_s)}"
-
-
-def _nothing_fits(tables: Tables, job: Job) -> NoPlanFitsError:
-    data = tables.model.bytes
-    held = float(data.fixed(0, data.num_layers))
-    room = sum(g.usable_bytes * len(g.names) for g in tables.groups)
-    acts = float(data.saved[-1])
-    return NoPlanFitsError(
-        "no plan fits the devices' memory",
-        numbers=(
-            f"parameters, gradients and optimiser need {gib(held)}, activations of a sample {gib(acts)}; "
-            f"the devices offer {gib(room)} in all (margin {job.memory_margin:.0%})"
-        ),
-        remedy=(
-            f"{gib(held - room)} more memory"
-            if held > room
-            else "a smaller micro-batch or margin, or larger devices"
-        ),
-    )

@@ -13,6 +13,7 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.split import apportion
 from evener.errors import PlanMismatchError, UsageError
+from evener.planner.links import UNLINKED
 from evener.runtime.batchnorm import WaveBatchNorm
 from evener.runtime.dropout import unkeyed_randomness
 from evener.runtime.problem import to_device
@@ -45,6 +46,7 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
             micro_batch=request.micro_batch,
             batch_per_device=given,
             keep_all=request.keep_all,
+            allow=(UNLINKED,),  # devices of one host are used without probing what lies between them
         )
     except ValueError as e:
         raise UsageError(str(e), remedy="a split that names devices of the fleet and sums to --batch") from e

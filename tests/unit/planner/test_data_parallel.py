@@ -9,15 +9,17 @@ from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
 from evener.planner import plan
 from tests.unit.planner.small import figure, fleet_of, linear_profile
 
+FREE = ("unlinked",)
+
 
 def test_k14_shares_end_together():
     """4 and 12 ms a sample, 16 samples: 12 and 4, where the even split takes twice as long."""
     profile = linear_profile({"fast": 0.004, "slow": 0.012})
-    result = plan(fleet_of(["fast", "slow"]), profile, Job(global_batch=16))
+    result = plan(fleet_of(["fast", "slow"]), profile, Job(global_batch=16, allow=FREE))
     assert result.plan.samples_by_device() == {"h/0": 12, "h/1": 4}
     assert result.plan.prediction.step_s == pytest.approx(0.048)
     assert (result.status, result.gap) == ("proven", 0.0)
-    even = next(a for a in result.alternatives if a.name == "even split")
+    even = next(a for a in result.alternatives if a.name == "even data parallel")
     assert even.step_s == pytest.approx(0.096)
 
 
@@ -75,7 +77,7 @@ def test_a_size_measured_as_not_fitting_is_not_used():
 
 def test_a_given_split_is_kept():
     profile = linear_profile({"fast": 0.004, "slow": 0.012})
-    job = Job(global_batch=16, batch_per_device={"h/0": 6, "h/1": 10})
+    job = Job(global_batch=16, batch_per_device={"h/0": 6, "h/1": 10}, allow=FREE)
     result = plan(fleet_of(["fast", "slow", "slow"]), profile, job)
     assert result.plan.samples_by_device() == {"h/0": 6, "h/1": 10}
     assert result.plan.prediction.step_s == pytest.approx(0.12)
@@ -84,25 +86,27 @@ def test_a_given_split_is_kept():
 
 def test_keep_all_gives_each_device_a_sample():
     profile = linear_profile({"fast": 0.004, "useless": 1.0})
-    result = plan(fleet_of(["fast", "useless"]), profile, Job(global_batch=16, keep_all=True))
+    result = plan(fleet_of(["fast", "useless"]), profile, Job(global_batch=16, keep_all=True, allow=FREE))
     assert result.plan.samples_by_device() == {"h/0": 15, "h/1": 1}
 
 
 def test_fewer_samples_than_devices_leaves_some_out():
-    result = plan(fleet_of(["k"] * 5), linear_profile({"k": 0.01}), Job(global_batch=3))
+    result = plan(fleet_of(["k"] * 5), linear_profile({"k": 0.01}), Job(global_batch=3, allow=FREE))
     assert sorted(result.plan.samples_by_device().values()) == [1, 1, 1]
     assert all("3 samples" in x.reason for x in result.plan.left_out)
     assert len(result.plan.left_out) == 2
 
 
 def test_a_fixed_micro_batch_is_used():
-    result = plan(fleet_of(["k", "k"]), linear_profile({"k": 0.01}), Job(global_batch=20, micro_batch=4))
+    result = plan(
+        fleet_of(["k", "k"]), linear_profile({"k": 0.01}), Job(global_batch=20, micro_batch=4, allow=FREE)
+    )
     assert all(p.micro_batch == 4 for p in result.plan.pipelines)
 
 
 def test_solo_rates_are_of_each_device_alone():
     profile = linear_profile({"fast": 0.004, "slow": 0.012}, update_s=0.016)
-    prediction = plan(fleet_of(["fast", "slow"]), profile, Job(global_batch=16)).plan.prediction
+    prediction = plan(fleet_of(["fast", "slow"]), profile, Job(global_batch=16, allow=FREE)).plan.prediction
     assert prediction.solo_samples_per_s["h/0"] == pytest.approx(16 / 0.08)
     assert prediction.solo_samples_per_s["h/1"] == pytest.approx(16 / 0.208)
 
@@ -111,7 +115,7 @@ def test_bounds_hold_the_step_and_grow_with_the_spread():
     widths = []
     for spread in (0.0, 0.1):
         profile = linear_profile({"k": 0.01}, spread=spread)
-        p = plan(fleet_of(["k", "k"]), profile, Job(global_batch=16)).plan.prediction
+        p = plan(fleet_of(["k", "k"]), profile, Job(global_batch=16, allow=FREE)).plan.prediction
         assert p.lower_s < p.step_s < p.upper_s
         widths.append(p.upper_s - p.lower_s)
     assert widths[1] > widths[0] + 0.19 * 0.08

@@ -13,6 +13,7 @@ from evener.planner.placing import matching
 from tests.unit.planner.small import figure
 
 MIB = 2**20
+FREE = ("unlinked",)
 
 
 def chain(seconds, *, layers=8, param=10 * MIB, saved=0, output=0, sizes=(1, 2, 4, 8), update=None):
@@ -67,7 +68,9 @@ def layers_that_fit(count, param=10 * MIB):
 def test_k15_the_best_cut_is_six_and_two():
     """Neither device holds all 8 layers, so it is a pipeline: 6 + 2 takes 54, 4 + 4 would take 100."""
     fleet = devices(("fast", layers_that_fit(7)), ("slow", layers_that_fit(7)))
-    result = plan(fleet, chain({"fast": 1.0, "slow": 3.0}), Job(global_batch=8, micro_batch=1), shapes="all")
+    result = plan(
+        fleet, chain({"fast": 1.0, "slow": 3.0}), Job(global_batch=8, micro_batch=1, allow=FREE), shapes="all"
+    )
     assert stages_of(result) == [[(6, "h/0"), (2, "h/1")]]
     assert result.plan.prediction.step_s == pytest.approx(54)
     assert result.plan.schedule == "1f1b"
@@ -78,13 +81,13 @@ def test_k15_the_best_cut_is_six_and_two():
 def test_auto_looks_at_pipelines_only_where_no_device_holds_the_model():
     profile = chain({"fast": 1.0, "slow": 3.0})
     small = devices(("fast", layers_that_fit(7)), ("slow", layers_that_fit(7)))
-    assert not plan(small, profile, Job(global_batch=8), shapes="auto").plan.is_data_parallel
+    assert not plan(small, profile, Job(global_batch=8, allow=FREE), shapes="auto").plan.is_data_parallel
     large = devices(("fast", layers_that_fit(9)), ("slow", layers_that_fit(9)))
-    result = plan(large, profile, Job(global_batch=8), shapes="auto")
+    result = plan(large, profile, Job(global_batch=8, allow=FREE), shapes="auto")
     assert result.plan.is_data_parallel
     assert "--shapes all" in result.reasons[-1]
     with pytest.raises(NoPlanFitsError):
-        plan(small, profile, Job(global_batch=8))
+        plan(small, profile, Job(global_batch=8, allow=FREE))
 
 
 def test_a_slow_link_turns_data_parallelism_into_a_pipeline():
@@ -111,7 +114,7 @@ def test_recomputation_where_activations_do_not_fit():
     """240 MiB of activations in each half; the first half has two micro-batches in flight and 400 MiB."""
     fleet = devices(("k", 400 * MIB), ("k", 400 * MIB))
     profile = chain({"k": 1.0}, saved=60 * MIB, sizes=(1,))
-    result = plan(fleet, profile, Job(global_batch=4, memory_margin=0.0), shapes="all")
+    result = plan(fleet, profile, Job(global_batch=4, memory_margin=0.0, allow=FREE), shapes="all")
     (pipeline,) = result.plan.pipelines
     assert [(len(s.layers), s.recompute) for s in pipeline.stages] == [(4, True), (4, False)]
 
