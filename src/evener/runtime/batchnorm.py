@@ -39,7 +39,6 @@ class WaveBatchNorm(_BatchNorm):
         self._buffers.update(like._buffers)
         self.training = like.training
         self.wave: Wave | None = None
-        self.sums_gradients = True  # until a forward shows that its input needs none
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
@@ -50,7 +49,6 @@ class WaveBatchNorm(_BatchNorm):
         if not self.training or self.wave is None:
             return super().forward(input)
         self._check_input_dim(input)
-        self.sums_gradients = input.requires_grad or not torch.is_grad_enabled()
         mean, variance, count = self.wave.statistics(self, input)
         wire = self.wave.wire_of(self.name)
         result: torch.Tensor = _Normalised.apply(
@@ -67,7 +65,7 @@ class WaveBatchNorm(_BatchNorm):
         part = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         with torch.no_grad():
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), part)
-            unbiased = variance * (count / (count - 1))
+            unbiased = variance * (count / max(count - 1, 1))
             self.running_var.lerp_(unbiased.to(self.running_var.dtype), part)
 
 
@@ -85,6 +83,7 @@ class Wave:
         self._calls: Counter[str] = Counter()
         self._sums: Counter[str] = Counter()  # of backward
         self._summed: dict[str, torch.Tensor] = {}
+        self._backward: set[str] = set()  # layers that meet again there
         self._entries = 0
 
     def __enter__(self) -> "Wave":
@@ -107,9 +106,9 @@ class Wave:
                     remedy="a BatchNorm of its own in each place, or no recomputation of that part",
                 )
             return self._found[layer.name]
-        self._calls[layer.name] += 1
+        needs_gradient = x.requires_grad or not torch.is_grad_enabled()
         sums = _own_sums(x.detach(), layer.num_features)
-        self._all_reduce(sums, layer.name, "forward")
+        sums = self._sum_forward(sums, layer.name, needs_gradient=needs_gradient, passes=False)
         found = _pooled(sums, x, layer)
         self._found[layer.name] = found
         layer.take_in(*found)
@@ -132,15 +131,29 @@ class Wave:
         """
         for layer in self._layers:
             if not self._calls[layer.name]:
-                self._calls[layer.name] += 1
-                self._all_reduce(_zeros(2 * layer.num_features + 1), layer.name, "forward")
+                nothing = _zeros(2 * layer.num_features + 1)
+                self._sum_forward(nothing, layer.name, needs_gradient=False, passes=True)
 
     def pass_backward(self) -> None:
         """The same for the sums of backward, last layer first."""
         for layer in reversed(self._layers):
-            if layer.sums_gradients and self._sums[layer.name] < self._calls[layer.name]:
+            if layer.name in self._backward and self._sums[layer.name] < self._calls[layer.name]:
                 self._sums[layer.name] += 1
                 self._all_reduce(_zeros(2 * layer.num_features), layer.name, "backward")
+
+    def _sum_forward(
+        self, sums: torch.Tensor, name: str, *, needs_gradient: bool, passes: bool
+    ) -> torch.Tensor:
+        """[Σx | Σx² | count | members that pass] over the wave, noting whether it meets again in backward.
+
+        Who passes cannot know that by itself: a layer whose input needs no gradient has no sum there.
+        """
+        self._calls[name] += 1
+        sums = torch.cat([sums, sums.new_tensor([passes, needs_gradient])])
+        self._all_reduce(sums, name, "forward")
+        if sums[-1] > 0:
+            self._backward.add(name)
+        return sums[:-1]
 
     def _all_reduce(self, sums: torch.Tensor, name: str, direction: str) -> None:
         wire = self.wire_of(name)
@@ -278,14 +291,14 @@ def _own_sums(x: torch.Tensor, channels: int) -> torch.Tensor:
 
 
 def _pooled(sums: torch.Tensor, x: torch.Tensor, layer: WaveBatchNorm) -> Statistics:
-    count = int(sums[-1])
-    if count < 2:
+    count, passes = int(sums[-2]), int(sums[-1])
+    if count < 2 and not passes:  # with somebody missing the step will not count, and is no error of this one
         raise ModelError(
             f"{layer.name} has {count} value for each channel in this wave, which has no variance",
             numbers=f"input shape {tuple(x.shape)}",
             remedy="a larger micro-batch",
         )
-    mean, square = (sums[:-1] / count).chunk(2)
+    mean, square = (sums[:-2] / count).chunk(2)
     variance = (square - mean * mean).clamp_(min=0)
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
     return mean.to(x.device, dtype), variance.to(x.device, dtype), count

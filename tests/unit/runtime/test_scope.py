@@ -1,12 +1,14 @@
 """The executor sets keys and waves for each micro-batch: a step is that of a plain loop over merged ones."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
 from evener.core.actions import parse_action
+from evener.errors import ModelError
 from evener.runtime.batchnorm import replace_batchnorm, wave, wave_layers
 from evener.runtime.dropout import dropout_keys, keyed_layers, replace_dropout
 from evener.runtime.executor import Executor
@@ -66,7 +68,7 @@ def steps(net: nn.Module, order: str, *, recompute: bool, full_at: int = 0) -> l
         mine, (x, y) = copy.deepcopy(net), data()
         replace_dropout(mine, 5)
         replace_batchnorm(mine)
-        mine[2].at = full_at if rank else 0  # type: ignore[union-attr]
+        next(m for m in mine.modules() if isinstance(m, OutOfRoom)).at = full_at if rank else 0
         problem = Problem(loss=nn.functional.cross_entropy, inputs=default_inputs)
         ranks = Ranks(NAMES, NAMES[rank])
         holding = whole_model(mine, problem, ranks, wire, recompute=recompute)
@@ -118,7 +120,35 @@ def test_a_step_with_masks_and_waves_is_that_of_the_merged_micro_batches(order: 
                 torch.testing.assert_close(state[name], want[name], rtol=1e-12, atol=1e-13)
 
 
+def full_before_raw_input() -> nn.Sequential:
+    """BatchNorm on samples as they are, which has no sum in backward: who never got there must know."""
+    torch.manual_seed(0)
+    return nn.Sequential(OutOfRoom(0), nn.BatchNorm1d(5), nn.Linear(5, 4), nn.BatchNorm1d(4)).double()
+
+
+@pytest.mark.parametrize("made", [model, full_before_raw_input])
 @pytest.mark.parametrize("full_at", [1, 2])
-def test_a_device_that_runs_out_of_memory_leaves_nobody_waiting(full_at: int) -> None:
-    found = steps(model(), "one by one", recompute=False, full_at=full_at)
+def test_a_device_that_runs_out_of_memory_leaves_nobody_waiting(
+    made: Callable[[], nn.Sequential], full_at: int
+) -> None:
+    found = steps(made(), "one by one", recompute=False, full_at=full_at)
     assert [verdict for _, verdict in found] == ["shrink", "shrink"]
+
+
+def test_a_single_sample_left_by_one_without_memory_is_no_error_of_the_model() -> None:
+    waves = Rendezvous(2)
+    net = nn.Sequential(nn.BatchNorm1d(3)).double()
+    replace_batchnorm(net)
+
+    def work(rank: int, wire: ThreadedWire) -> bool:
+        mine = copy.deepcopy(net)
+        place = wave(mine, waves.wire(rank))
+        if rank:
+            place.pass_forward()
+            return True
+        with place:
+            return bool(mine(torch.ones(1, 3, dtype=torch.float64)).isfinite().all())
+
+    assert together(work, 2) == [True, True]
+    with pytest.raises(ModelError, match="has no variance"), wave(net, None):
+        net(torch.ones(1, 3, dtype=torch.float64))
