@@ -56,8 +56,8 @@ def valid(batch: Any) -> Any:
     return (batch[1] != -100).sum()
 
 
-def in_job(rank: int, world_size: int, port: int, case: dict[str, Any]) -> list[torch.Tensor]:
-    """The loop as one process of a job that torchrun would have started."""
+def join_job(rank: int, world_size: int, port: int) -> None:
+    """Make this process of the pool one that torchrun would have started."""
     dist.barrier()  # nobody leaves while another still joins
     dist.destroy_process_group()
     os.environ.update(
@@ -67,6 +67,11 @@ def in_job(rank: int, world_size: int, port: int, case: dict[str, Any]) -> list[
         MASTER_PORT=str(port),
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
+
+
+def in_job(rank: int, world_size: int, port: int, case: dict[str, Any]) -> list[torch.Tensor]:
+    """The loop as one process of a job that torchrun would have started."""
+    join_job(rank, world_size, port)
     model, optimizer, scheduler = parts()
     masked = case.get("masked", False)
     model, optimizer, loader = ev.prepare(
@@ -117,3 +122,43 @@ def test_an_error_that_user_code_catches_on_one_device_skips_the_step_on_all(poo
     first, second = run(pool, 2, split=[6, 2], micro_batch=4, fault=(1, 1))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert relative_error(first, alone()) > 1e-6  # a step is missing
+
+
+def twice(rank: int, world_size: int, port: int, case: dict[str, Any]) -> str:
+    """A loop that calls backward twice in a turn, or steps every other turn: the error that it ends with."""
+    join_job(rank, world_size, port)
+    model, optimizer, scheduler = parts()
+    model, optimizer, loader = ev.prepare(
+        model,
+        optimizer,
+        DataLoader(data(), batch_size=BATCH),
+        scheduler=scheduler,
+        batch_per_device=[6, 2],
+        micro_batch=case["micro_batch"],
+    )
+    try:
+        for turn, (x, y) in enumerate(loader):
+            nn.functional.cross_entropy(model(x), y).backward()
+            if case["mistake"] == "two backwards":
+                nn.functional.cross_entropy(2 * model(x), y).backward()
+            if case["mistake"] == "two backwards" or turn % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    except ev.EvenerError as e:
+        dist.destroy_process_group()  # as the end of the process would, so that nobody waits for it
+        return str(e)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "micro_batch", "told"),
+    [("two backwards", None, "second backward"), ("every other turn", 2, "optimizer.step")],
+    ids=["two backwards", "every other turn"],
+)
+def test_loops_that_would_let_devices_drift_apart_are_stopped(
+    pool: Pool, mistake: str, micro_batch: int | None, told: str
+) -> None:
+    """Both once ended with exit code 0 and different parameters on the two devices."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    said = pool.run(twice, 2, store.port, {"mistake": mistake, "micro_batch": micro_batch})
+    assert any(told in text for text in said), said

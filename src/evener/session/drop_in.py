@@ -11,6 +11,7 @@ The loader's `batch_size` is the global batch. Between micro-batches `.grad` is 
 it is the gradient one device would have: clip_grad_norm_ and the like work as they stand.
 """
 
+import atexit
 import functools
 import os
 import sys
@@ -26,7 +27,7 @@ from evener.core.order import global_batch_at
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.seams import Wire
 from evener.core.split import apportion
-from evener.errors import PlanMismatchError, UsageError
+from evener.errors import ModelError, PlanMismatchError, ReductionMismatchError, UsageError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.buckets import GradientBuckets
 from evener.runtime.problem import to_device
@@ -86,6 +87,7 @@ def prepare(
     model.to(site.torch_device)
     if ranks.world_size > 1:
         meeting.join_group(tuple(range(ranks.world_size)), 1, backend_of(fleet, names))
+        atexit.register(meeting.leave_group)  # its threads must end before the interpreter does
         spread_state(model)
     steps = _LoopSteps(model, ranks, site.wire(fleet, names, rehearse=False), weight)
     _gate(optimizer, steps)
@@ -152,11 +154,14 @@ class _LoopSteps:
         self._last = self._awaited = self._queued = False
         self.verdict: Verdict | None = None
         self.moved = False
+        self._num_moves = 0
+        self._in_turns = False  # whether some global batch took several turns of the loop
 
     def begin(self, batch: Any, size: int, total: int, *, last: bool) -> None:
         """A micro-batch of `size` samples of a global batch of `total` is about to be handed to the loop."""
         self.settle_micro_batch()
         self.verdict, self.moved, self._last = None, False, last
+        self._in_turns = self._in_turns or not last
         weight = float(self._weight(batch) if self._weight and size else size)
         self._share.weight += weight
         self._buckets.begin(weight if self._divide_by_sum else weight / total)
@@ -176,18 +181,30 @@ class _LoopSteps:
         if self.verdict is None:
             self._sum()
             self._report_skip()
+        elif self.verdict.do == "apply" and not self.moved and self._in_turns:
+            raise UsageError(
+                f"the loop on {self.here} went on without optimizer.step() after a global batch",
+                numbers=f"step {self._number - 1}",
+                remedy="call optimizer.step() in every turn; to accumulate, use a larger batch_size",
+            )
 
     def may_move(self) -> bool:
         """Whether the optimiser moves now: once, after a sum that all devices accept."""
         if self.verdict is None or self.moved:
             return False
         self.moved = self.verdict.do == "apply"
+        self._num_moves += self.moved
         if not self.moved:
             self._report_skip()
         return self.moved
 
     def _when_gradient_arrives(self, _: nn.Parameter) -> None:
-        if not self._queued:
+        if self.verdict is not None and not self.moved:
+            raise ModelError(
+                f"a second backward on {self.here} after the sum over all devices was made",
+                remedy="one backward in each turn of the loop: add the losses first, then loss.backward()",
+            )
+        if not self._queued and self.verdict is None:
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._when_backward_ends)
 
@@ -197,10 +214,12 @@ class _LoopSteps:
             self._sum()
 
     def _sum(self) -> None:
+        self._share.computed_s = float(self._num_moves)  # a slot that a loop of one's own has no use for
         self._buckets.launch_rest(self._number)
         underway = self._tally.launch(self._number, self._share)
         self._buckets.wait()
         totals = underway.wait()
+        self._check_alike(totals.computed_s, "moved their optimiser a different number of times")
         self.verdict = judge(totals.health, on_non_finite="skip", weight=totals.weight)
         if self.verdict.do == "apply":
             self._buckets.finish(totals.weight if self._divide_by_sum else 1.0)
@@ -208,6 +227,14 @@ class _LoopSteps:
             self._buckets.discard()
         self._number += 1
         self._share = TallyShare(health=HEALTHY)
+
+    def _check_alike(self, by_device: dict[str, float], what: str) -> None:
+        if len(set(by_device.values())) > 1:
+            raise ReductionMismatchError(
+                f"the devices have {what}, so their parameters are no longer the same",
+                numbers=", ".join(f"{device} {n:g}" for device, n in by_device.items()),
+                remedy="the same loop on every device: optimizer.step() in every turn",
+            )
 
     def _report_skip(self) -> None:
         assert self.verdict is not None
