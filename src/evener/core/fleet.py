@@ -6,18 +6,23 @@ from functools import cached_property
 from evener.core.figures import Curve, Figure, Value
 from evener.errors import UnknownNameError
 
+FAMILIES = ("matmul", "attention", "convolution", "other")
+"""Families of operations that a rehearsal paces apart."""
+
 
 class Rehearsed(Value, frozen=True, kw_only=True):
     """What only the pacing of a rehearsal knows about a device; the planner never reads it.
 
-    `factors` maps an operation family ("matmul", "attention", "convolution", "other") to the part of the
-    nominal rate it reaches: {"matmul": 0.7} runs matrix products at 0.7 of `flops`.
+    `factors` maps an operation family (one of `FAMILIES`) to the part of the nominal rate it reaches:
+    {"matmul": 0.7} runs matrix products at 0.7 of `flops`.
     """
 
     factors: dict[str, float] = {}
 
     def __post_init__(self) -> None:
         for family, factor in self.factors.items():
+            if family not in FAMILIES:
+                raise ValueError(f"factors name {family!r}, not one of {', '.join(FAMILIES)}")
             if not 0 < factor < float("inf"):
                 raise ValueError(f"factor of {family!r} must be positive, got {factor}")
 
@@ -51,6 +56,8 @@ class Device(Value, frozen=True, kw_only=True):
             raise ValueError(f"device name must read host/device, got {self.name!r}")
         if not self.kind:
             raise ValueError(f"device {self.name!r} needs a kind")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"device {self.name!r} needs 1 thread or more, got {self.threads}")
 
     @property
     def host(self) -> str:
