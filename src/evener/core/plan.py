@@ -145,6 +145,20 @@ class Prediction(Value, frozen=True, kw_only=True):
     seconds: dict[str, dict[str, float]] = {}
     source: Source = "fitted"
 
+    def __post_init__(self) -> None:
+        if not 0 < self.step_s < float("inf"):
+            raise ValueError(f"the predicted step_s must be positive and finite, got {self.step_s}")
+        for field in ("lower_s", "upper_s"):
+            if not 0 <= getattr(self, field) < float("inf"):
+                raise ValueError(
+                    f"the predicted {field} must be 0 or more and finite, got {getattr(self, field)}"
+                )
+        rounding = 1e-9 * self.step_s  # the seconds of a wait are what other causes leave of the step
+        for name, causes in self.seconds.items():
+            for cause, seconds in causes.items():
+                if not -rounding <= seconds < float("inf"):
+                    raise ValueError(f"the predicted seconds of {cause} on {name} are {seconds}")
+
 
 class Plan(Value, frozen=True, kw_only=True):
     """Pipelines, schedule and everything decided once and used by both halves."""
