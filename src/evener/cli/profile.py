@@ -44,6 +44,7 @@ def profile(
     """
     from evener.core.catalogue import read_fleet
     from evener.core.files import write
+    from evener.session.ask import alike_by_kind
     from evener.session.measure import profile_recipe
 
     if fleet and rehearse:
@@ -52,9 +53,10 @@ def profile(
             remedy="--fleet for the devices of this host, --rehearse for devices that are only played",
         )
     file = fleet or rehearse
+    devices = read_fleet(file) if file else None
     measured = profile_recipe(
         script,
-        fleet=read_fleet(file) if file else None,
+        fleet=alike_by_kind(devices) if devices and rehearse else devices,
         rehearse=rehearse is not None,
         micro_batches=parse_sizes(micro_batches) if micro_batches else None,
         seed=seed,

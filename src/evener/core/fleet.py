@@ -133,3 +133,37 @@ class Fleet(Value, frozen=True, kw_only=True, dict=True):
         ends = set(names) | {d.host for d in devices}
         links = tuple(x for x in self.links if x.a in ends and x.b in ends)
         return Fleet(devices=devices, links=links, note=self.note, version=self.version)
+
+
+def unlike_kinds(fleet: Fleet) -> list[str]:
+    """Sentences on devices that share a kind but not what sets their seconds; profiles are kept by kind.
+
+    Compared are `flops`, `bytes_per_s`, `launch_s` and `rehearsed`, each with the first device of the kind;
+    spreads do not count. Example: a/0 at 8e9 and a/1 at 2e9 FLOP/s of one kind "k" give
+    ["a/0 and a/1 are both of kind 'k': flops float32 8e+09 and 2e+09"].
+    """
+    first: dict[str, Device] = {}
+    said = []
+    for device in fleet.devices:
+        other = first.setdefault(device.kind, device)
+        ours, theirs = _pace(other), _pace(device)
+        names = [n for n in dict.fromkeys((*ours, *theirs)) if ours.get(n) != theirs.get(n)]
+        if names:
+            told = ", ".join(f"{n} {_number(ours.get(n))} and {_number(theirs.get(n))}" for n in names)
+            said.append(f"{other.name} and {device.name} are both of kind {device.kind!r}: {told}")
+    return said
+
+
+def _pace(device: Device) -> dict[str, float]:
+    """Every number that sets how long an operation takes, by a name to print."""
+    numbers = {f"flops {dtype}": figure.value for dtype, figure in device.flops.items()}
+    for field in ("bytes_per_s", "launch_s"):
+        figure = getattr(device, field)
+        if figure is not None:
+            numbers[field] = figure.value
+    factors = device.rehearsed.factors if device.rehearsed else {}
+    return numbers | {f"factor of {family}": factor for family, factor in factors.items() if factor != 1}
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"

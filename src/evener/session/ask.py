@@ -6,7 +6,7 @@ from typing import Any
 
 from evener.core.catalogue import read_fleet
 from evener.core.files import read
-from evener.core.fleet import Device, Fleet
+from evener.core.fleet import Device, Fleet, unlike_kinds
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import UsageError
@@ -74,11 +74,26 @@ def fleet_of(fleet: Path | None, rehearse: Path | None, devices: str | None, wor
     path = fleet or rehearse
     if path is None:
         return fleet_here(devices, world_size)
-    whole = read_fleet(path)
-    if not devices:
-        return whole
-    wanted = tuple(w.strip() for w in devices.split(",") if w.strip())
-    return whole.only(wanted)
+    chosen = read_fleet(path)
+    if devices:
+        chosen = chosen.only(tuple(w.strip() for w in devices.split(",") if w.strip()))
+    return alike_by_kind(chosen) if rehearse else chosen
+
+
+def alike_by_kind(fleet: Fleet) -> Fleet:
+    """`fleet` as it is; UsageError where devices of one kind are to be paced by different numbers.
+
+    A profile is kept by kind, so the second of them would get the first one's seconds. Devices that were
+    measured may differ a little: that is scatter, and only what is rehearsed has to be the same.
+    """
+    unlike = unlike_kinds(fleet)
+    if unlike:
+        raise UsageError(
+            "devices of one kind are rehearsed with different numbers, and each kind is measured once",
+            numbers="; ".join(unlike),
+            remedy="a kind of its own for each of them in the fleet file",
+        )
+    return fleet
 
 
 def split_of(text: str | None, fleet: Fleet) -> dict[str, int] | None:

@@ -1,0 +1,56 @@
+"""From what a person says to a request: what is refused before any process is started."""
+
+from pathlib import Path
+
+import pytest
+
+from evener.core.figures import Figure
+from evener.core.files import write
+from evener.core.fleet import Device, Fleet, Rehearsed
+from evener.errors import UsageError
+from evener.session.ask import fleet_of
+from tests.architecture.source import ROOT
+
+FLEETS = sorted((ROOT / "examples" / "fleets").rglob("*.json"))
+
+
+def figure(value: float) -> Figure:
+    return Figure(value=value, source="assumed")
+
+
+def device(name: str, *, kind: str = "box", flops: float = 8e9, **more: object) -> Device:
+    return Device(name=name, kind=kind, flops={"float32": figure(flops)}, launch_s=figure(1e-5), **more)  # type: ignore[arg-type]
+
+
+def file_of(folder: Path, *devices: Device) -> Path:
+    path = folder / "fleet.json"
+    write(path, Fleet(devices=devices))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        (device("lab/b", flops=2e9), "flops float32 8e+09 and 2e+09"),
+        (device("lab/b", bytes_per_s=figure(1e9)), "bytes_per_s none and 1e+09"),
+        (device("lab/b", rehearsed=Rehearsed(factors={"matmul": 0.5})), "factor of matmul none and 0.5"),
+    ],
+)
+def test_one_kind_with_two_paces_would_be_measured_once(tmp_path: Path, second: Device, told: str) -> None:
+    path = file_of(tmp_path, device("lab/a"), second)
+    with pytest.raises(UsageError) as caught:
+        fleet_of(None, path, None, None)
+    assert caught.value.numbers == f"lab/a and lab/b are both of kind 'box': {told}"
+    assert "a kind of its own" in caught.value.remedy
+    assert fleet_of(None, path, "lab/b", None).devices == (second,)  # alone it has the kind to itself
+    assert len(fleet_of(path, None, None, None).devices) == 2  # what was measured may scatter
+
+
+def test_memory_and_scatter_may_differ(tmp_path: Path) -> None:
+    small = device("lab/b", memory_bytes=figure(1e9), rehearsed=Rehearsed(factors={"matmul": 1.0}))
+    assert len(fleet_of(None, file_of(tmp_path, device("lab/a"), small), None, None).devices) == 2
+
+
+@pytest.mark.parametrize("path", FLEETS, ids=lambda p: p.stem)
+def test_the_examples_can_be_rehearsed(path: Path) -> None:
+    assert fleet_of(None, path, None, None).devices
