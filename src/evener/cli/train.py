@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,6 +86,12 @@ def train(
     outcome = run(request)
     if as_json and outcome is not None:
         print_json(outcome.as_json())
+    if world_size is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(
+            0
+        )  # under torchrun: torch's threads now and then abort a process that takes the long way out
 
 
 def print_json(value: Any) -> None:

@@ -10,7 +10,7 @@ from evener.core.fleet import Device, Fleet, unlike_kinds
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import UsageError
-from evener.session.request import Request, new_run_dir
+from evener.session.request import Request, folder_at, new_run_dir
 
 
 def fleet_here(devices: str | None, world_size: int | None = None) -> Fleet:
@@ -130,8 +130,7 @@ def request_for(
     if not script.is_file():
         raise UsageError(f"no script {script}", remedy="the path of a Python file with a function recipe()")
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = str(run_dir) if run_dir else new_run_dir(script.stem, stamp)
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    folder = folder_at(run_dir) if run_dir else new_run_dir(script.stem, stamp)
     return Request(
         script=str(script.resolve()),
         fleet=fleet,

@@ -115,7 +115,7 @@ def samples_to_train(request: Request, dataset_size: int, global_batch: int) -> 
     Example: 3 steps of 4 over 10 samples end after 10: the third batch holds the epoch's last 2.
     """
     if request.steps is None:
-        return max(1, round((request.epochs or 1) * dataset_size))
+        return max(1, round((1 if request.epochs is None else request.epochs) * dataset_size))
     whole = -(-dataset_size // global_batch)  # steps of an epoch
     seen = request.steps // whole * dataset_size
     for _ in range(request.steps % whole):

@@ -6,19 +6,23 @@ The parent hosts the store in which the processes meet; children come from a for
 import multiprocessing as mp
 import os
 import signal
+import sys
 import threading
 import time
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 import torch.distributed as dist
 
 from evener.core.files import decode, encode
 from evener.errors import EvenerError, PeerLostError
 from evener.session.conclude import Outcome
+from evener.session.lookout import Lookout
 from evener.session.meeting import open_meeting, read_failure
 from evener.session.request import Request
 
+LOOK_S = 5.0
 GRACE_S = 3.0  # for the others to tell why, after one process has ended in failure
 OUTCOME_KEY = "outcome"
 # torch loads its compiler at the first step of an optimiser: once in the server, not once a process.
@@ -53,7 +57,7 @@ def launch(request: Request) -> Outcome:
             )
             process.start()
             processes.append(process)
-        _watch(processes, store)
+        _watch(processes, store, Lookout(Path(request.run_dir) / "metrics.jsonl"))
         store.wait([OUTCOME_KEY], timedelta(seconds=GRACE_S))
         return decode(store.get(OUTCOME_KEY), Outcome, "the run's outcome")
     finally:
@@ -86,15 +90,17 @@ def _end_with_parent(lifeline: Connection) -> None:
         os._exit(2)
 
 
-def _watch(processes: list, store: dist.Store) -> None:
-    """Return when all ended well; raise as soon as the first failure is known."""
+def _watch(processes: list, store: dist.Store, lookout: Lookout) -> None:
+    """Return when all ended well; raise as soon as the first failure is known; say when nothing moves."""
     running = {p.sentinel: p for p in processes}
     while running:
-        for sentinel in wait(list(running)):
+        for sentinel in wait(list(running), timeout=LOOK_S):
             process = running.pop(sentinel)
             process.join()
             if process.exitcode:
                 raise _why(process, store)
+        for sentence in lookout.look(list(running.values())):
+            print(f"evener: {sentence}", file=sys.stderr, flush=True)
 
 
 def _why(process, store: dist.Store) -> EvenerError:

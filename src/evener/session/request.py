@@ -8,6 +8,7 @@ from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
+from evener.errors import FileError, UsageError
 from evener.planner.choose import Shapes
 
 
@@ -43,6 +44,14 @@ class Request(Value, frozen=True, kw_only=True):
     dropout: bool = True
     quiet: bool = False
 
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"{self.steps} steps train nothing", remedy="1 step or more")
+        if self.epochs is not None and not 0 < self.epochs < float("inf"):
+            raise UsageError(
+                f"{self.epochs:g} epochs train nothing", remedy="more than 0 epochs; 0.5 is half of the data"
+            )
+
 
 def new_run_dir(name: str, stamp: str, root: str | None = None) -> str:
     """A new folder runs/<name>-<stamp> below `root` (or EVENER_RUNS, or here); a number is added if taken."""
@@ -52,5 +61,16 @@ def new_run_dir(name: str, stamp: str, root: str | None = None) -> str:
     while path.exists():
         number += 1
         path = base / f"{name}-{stamp}-{number}"
-    path.mkdir(parents=True)
+    return folder_at(path)
+
+
+def folder_at(path: str | Path) -> str:
+    """The folder at `path`, made if it is not there; FileError if it cannot be."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise FileError(
+            f"cannot make the run's folder {path}: {e.strerror}",
+            remedy="--run-dir with a folder that you may make or write to; EVENER_RUNS is where others go",
+        ) from e
     return str(path)

@@ -5,9 +5,11 @@ open device → load recipe → measure (each kind once) → plan (first process
 
 import dataclasses
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from evener.core.actions import Schedule
 from evener.core.figures import Value
@@ -66,14 +68,21 @@ def failure_of(name: str, error: EvenerError) -> Failure:
 
 
 def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Outcome | None:
-    """Run this process's part; the outcome on the leading process, None elsewhere."""
+    """Run this process's part; the outcome on the leading process, None elsewhere.
+
+    A recipe that is handed in stays with the caller, so its model ends trained in every process.
+    """
+    handed_in = recipe is not None
     site = open_site(request.fleet.devices[meeting.rank], rehearse=request.rehearse)
     recipe = _prepared(recipe or load_recipe(request.script, request.seed), request, site)
     fleet, plan, made = _agreed_plan(request, meeting, recipe, site)
-    if site.device.name not in plan.devices:
-        return None
     # Group order is fleet order, so that the job's first process leads wherever it takes part.
     used = tuple(d.name for d in fleet.devices if d.name in plan.devices)
+    hands_on = handed_in and (len(used) < len(fleet.devices) or not plan.is_data_parallel)
+    if site.device.name not in used:
+        if hands_on:
+            _hand_on(meeting, recipe.model, fleet, leader=used[0], here=site.device.name)
+        return None
     ranks = Ranks(used, site.device.name)
     if len(used) > 1:
         members = tuple(i for i, d in enumerate(fleet.devices) if d.name in used)
@@ -82,9 +91,24 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     try:
         layout = lay_out(recipe, plan, ranks, site, fleet, meeting, rehearse=request.rehearse)
         steps = Steps(recipe, plan, ranks, site, layout, request.seed, made)
-        return _train(request, meeting, recipe, steps)
+        outcome = _train(request, meeting, recipe, steps)
     finally:
         meeting.leave_group()
+    if hands_on:
+        _hand_on(meeting, recipe.model, fleet, leader=used[0], here=site.device.name)
+    return outcome
+
+
+def _hand_on(meeting: Meeting, model: nn.Module, fleet: Fleet, *, leader: str, here: str) -> None:
+    """Give the trained model to every process of the job, also to those that the plan left out."""
+    if here == leader:
+        meeting.put("trained", True)
+    meeting.get("trained", bool, timeout=timedelta(days=365))
+    names = [d.name for d in fleet.devices]
+    members = sorted(range(len(names)), key=lambda i: names[i] != leader)  # the leader first
+    meeting.join_group(tuple(members), 2, "gloo")
+    spread_state(model)
+    meeting.leave_group()
 
 
 def _prepared(recipe: Recipe, request: Request, site: Site) -> Recipe:
