@@ -1,0 +1,46 @@
+"""What a request cannot ask for, and where its files can go."""
+
+from pathlib import Path
+
+import pytest
+
+from evener.core.fleet import Device, Fleet
+from evener.errors import FileError, UsageError
+from evener.session.ask import request_for
+from evener.session.decide import samples_to_train
+from evener.session.request import Request, new_run_dir
+
+ONE = Fleet(devices=(Device(name="lab/a", kind="cpu"),))
+
+
+@pytest.mark.parametrize("epochs", [0.0, -1.0, float("nan"), float("inf")])
+def test_no_epoch_is_no_run(epochs: float) -> None:
+    with pytest.raises(UsageError, match="epochs train nothing"):
+        Request(fleet=ONE, run_dir="runs", epochs=epochs)
+
+
+def test_no_step_is_no_run() -> None:
+    with pytest.raises(UsageError, match="0 steps train nothing"):
+        Request(fleet=ONE, run_dir="runs", steps=0)
+
+
+@pytest.mark.parametrize(("epochs", "samples"), [(None, 10), (0.5, 5), (2.0, 20), (0.01, 1)])
+def test_so_many_epochs_are_so_many_samples(epochs: float | None, samples: int) -> None:
+    assert samples_to_train(Request(fleet=ONE, run_dir="runs", epochs=epochs), 10, 4) == samples
+
+
+def test_a_run_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text("def recipe(): ...")
+    for folder in (file, file / "inside"):
+        with pytest.raises(FileError, match=f"cannot make the run's folder {folder}: "):
+            request_for(file, fleet=ONE, rehearse=False, run_dir=folder)
+    with pytest.raises(FileError, match="EVENER_RUNS"):
+        new_run_dir("job", "now", root=str(file))
+
+
+def test_a_run_folder_that_is_there_is_used(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("def recipe(): ...")
+    assert request_for(script, fleet=ONE, rehearse=False, run_dir=tmp_path).run_dir == str(tmp_path)
+    assert new_run_dir("job", "now", root=str(tmp_path)) != new_run_dir("job", "now", root=str(tmp_path))
