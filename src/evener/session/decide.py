@@ -12,7 +12,7 @@ from evener.core.order import global_batch_at
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.split import apportion
-from evener.errors import PlanMismatchError, UsageError
+from evener.errors import DataError, PlanMismatchError, UsageError
 from evener.planner.links import UNLINKED
 from evener.runtime.batchnorm import WaveBatchNorm
 from evener.runtime.dropout import unkeyed_randomness
@@ -35,7 +35,11 @@ DROPOUT = "dropout: every device draws its own masks, so results depend on the s
 
 
 def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile) -> Plan:
-    """The planner's plan for this run, with everything that is not exact named in it."""
+    """The planner's plan for this run, with everything that is not exact named in it.
+
+    DataError where the dataset cannot fill one global batch.
+    """
+    check_dataset(recipe)
     given = request.batch_per_device
     if request.even:
         names = [d.name for d in fleet.devices]
@@ -91,8 +95,22 @@ def _unkeyed(recipe: Recipe) -> list[str]:
         return unkeyed_randomness(model, lambda: model(*args, **kwargs))
 
 
+def check_dataset(recipe: Recipe) -> None:
+    """Raise DataError unless the dataset fills one global batch: no step would be what was planned.
+
+    Example: 5 samples and a global batch of 8 are refused; 8 and 8 are one step an epoch.
+    """
+    size = len(recipe.dataset)
+    if size < recipe.global_batch:
+        raise DataError(
+            "the dataset is smaller than one global batch",
+            numbers=f"{size} samples, global batch {recipe.global_batch}",
+            remedy=f"--batch {size} or less (global_batch in the recipe), or more samples",
+        )
+
+
 def check_plan(plan: Plan, fleet: Fleet, recipe: Recipe) -> None:
-    """Raise PlanMismatchError unless `plan` can run this recipe on this fleet."""
+    """Raise PlanMismatchError unless `plan` can run this recipe on this fleet; DataError as `check_dataset`."""
     here = [d.name for d in fleet.devices]
     missing = [name for name in plan.devices if name not in here]
     if missing:
@@ -107,6 +125,7 @@ def check_plan(plan: Plan, fleet: Fleet, recipe: Recipe) -> None:
             f"{recipe.global_batch}",
             remedy="--batch with the plan's number, or a new plan",
         )
+    check_dataset(recipe)
 
 
 def samples_to_train(request: Request, dataset_size: int, global_batch: int) -> int:

@@ -22,6 +22,7 @@ from evener.profiling import merge_profiles, profile_model
 from evener.profiling.memory import is_out_of_memory
 from evener.runtime.dropout import dropout_keys
 from evener.runtime.problem import to_device
+from evener.session.decide import check_dataset
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.request import Request
@@ -84,7 +85,11 @@ def _move_to(device: torch.device, recipe: Recipe, site: Site) -> None:
 def profile_together(
     recipe: Recipe, site: Site, meeting: Meeting, request: Request, sizes: tuple[int, ...]
 ) -> Profile | None:
-    """Every kind measured by its first device; the merged profile on the first process, else None."""
+    """Every kind measured by its first device; the merged profile on the first process, else None.
+
+    DataError at once where the dataset cannot fill one global batch.
+    """
+    check_dataset(recipe)
     fleet = request.fleet
     names = {d.kind: d.name for d in reversed(fleet.devices)}
     if names[site.device.kind] == site.device.name:

@@ -1,0 +1,54 @@
+"""What is refused when what was asked for becomes a plan."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from evener.core.fleet import Device, Fleet
+from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.profile import Profile
+from evener.errors import DataError, PlanMismatchError
+from evener.session.decide import check_plan, choose_plan
+from evener.session.measure import profile_together
+from evener.session.recipe import Recipe
+from evener.session.request import Request
+
+NOWHERE = NOBODY = cast(Any, None)
+ONE = Fleet(devices=(Device(name="lab/a", kind="cpu"),))
+
+
+def recipe(samples: int, global_batch: int) -> Recipe:
+    return Recipe(
+        model=nn.Linear(2, 2),
+        dataset=[(torch.zeros(2), torch.zeros(2))] * samples,
+        loss=nn.MSELoss(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        global_batch=global_batch,
+    )
+
+
+def plan(global_batch: int) -> Plan:
+    stage = Stage(layers=("line",), shares=(Share(devices=("lab/a",), samples=global_batch),))
+    pipeline = Pipeline(samples=global_batch, micro_batch=global_batch, stages=(stage,))
+    return Plan(global_batch=global_batch, pipelines=(pipeline,))
+
+
+def test_a_dataset_smaller_than_the_batch_is_refused_before_the_first_step() -> None:
+    """It trained, and then the report said that there was no step to tell of."""
+    few, whole = recipe(5, 8), recipe(8, 8)
+    with pytest.raises(DataError) as caught:
+        check_plan(plan(8), ONE, few)
+    assert caught.value.numbers == "5 samples, global batch 8"
+    assert "--batch 5 or less" in caught.value.remedy
+    with pytest.raises(DataError, match="smaller than one global batch"):
+        choose_plan(Request(fleet=ONE, run_dir="runs"), ONE, few, Profile(model="m", layers=(), timings=()))
+    with pytest.raises(DataError):  # at once, not after measuring
+        profile_together(few, NOWHERE, NOBODY, Request(fleet=ONE, run_dir="runs"), (1,))
+    check_plan(plan(8), ONE, whole)
+
+
+def test_a_plan_for_another_batch_is_told_first() -> None:
+    with pytest.raises(PlanMismatchError, match="global batch of 4"):
+        check_plan(plan(4), ONE, recipe(5, 8))
