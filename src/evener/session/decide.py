@@ -110,7 +110,7 @@ def check_dataset(recipe: Recipe) -> None:
 
 
 def check_plan(plan: Plan, fleet: Fleet, recipe: Recipe) -> None:
-    """Raise PlanMismatchError unless `plan` can run this recipe on this fleet; DataError as `check_dataset`."""
+    """Raise PlanMismatchError unless `plan` can run this recipe on this fleet; DataError: too few samples."""
     here = [d.name for d in fleet.devices]
     missing = [name for name in plan.devices if name not in here]
     if missing:
