@@ -5,9 +5,10 @@ cuda:0      0·0    1·0    2·0
 cuda:1             0·1    1·1    2·1         backward goes the same ways back, by autograd itself
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec
 
 import torch
 from torch import nn
@@ -19,7 +20,23 @@ from evener.errors import ModelError, UsageError
 from evener.runtime.batchnorm import keeping_statistics
 
 Checkpoint = Literal["always", "except_last", "never"]
+P = ParamSpec("P")
 Devices = Sequence[str | int | torch.device]
+
+
+def _balance_by_name(init: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+    """`init`, which tells what is wrong where the balance comes second, as in another library's pipeline."""
+
+    @wraps(init)
+    def checked(self: Any, *given: P.args, **named: P.kwargs) -> None:
+        if len(given) > 1 and isinstance(given[1], list | tuple):
+            raise UsageError(
+                f"the second argument of a Pipe is chunks, a whole number, got {given[1]!r}",
+                remedy="what follows the module by name: ev.Pipe(module, chunks=8, devices=[...], balance=[...])",
+            )
+        init(self, *given, **named)
+
+    return checked
 
 
 class Pipe(nn.Sequential):
@@ -36,6 +53,7 @@ class Pipe(nn.Sequential):
     the wrong device. Example: 10 layers on devices ["cpu", "cpu"] get the balance [5, 5].
     """
 
+    @_balance_by_name
     def __init__(
         self,
         module: nn.Sequential,
@@ -51,9 +69,20 @@ class Pipe(nn.Sequential):
         self.training = module.training
         if devices is None and balance is None:
             self.balance, self.devices = _as_placed(module)
+        elif not devices:
+            raise UsageError(
+                "devices= is missing" if devices is None else "devices= names no device",
+                numbers=f"balance {list(balance)} is for {len(balance)} devices" if balance else "",
+                remedy="devices=['cuda:0', 'cuda:1'], one for each stage; 'cpu' several times will do",
+            )
         else:
-            self.devices = [device_of(d) for d in devices or ()]
-            self.balance = list(balance or apportion(len(self), [1.0] * max(1, len(self.devices))))
+            self.devices = [device_of(d) for d in devices]
+            if len(self.devices) > len(self):
+                raise UsageError(
+                    f"{len(self)} layers cannot be placed on {len(self.devices)} devices, 1 or more on each",
+                    remedy=f"at most {len(self)} devices",
+                )
+            self.balance = list(balance or apportion(len(self), [1.0] * len(self.devices)))
         if len(self.balance) != len(self.devices) or sum(self.balance) != len(self) or min(self.balance) < 1:
             raise UsageError(
                 f"balance {self.balance} does not place {len(self)} layers on {len(self.devices)} devices",

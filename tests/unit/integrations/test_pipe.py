@@ -221,8 +221,9 @@ def test_a_tensor_on_two_devices_is_refused_and_on_one_that_comes_twice_is_not()
         ({"balance": [4, 3]}, r"balance \[4, 3\] does not place 8 layers on 2 devices"),
         ({"balance": [8, 0]}, r"balance \[8, 0\]"),
         ({"balance": [2, 2, 4]}, r"on 2 devices"),
-        ({"devices": None, "balance": [3, 5]}, "on 0 devices"),
-        ({"devices": ["cpu"] * 9}, "8 layers on 9 devices"),
+        ({"devices": None, "balance": [3, 5]}, r"devices= is missing\n.*balance \[3, 5\] is for 2 devices"),
+        ({"devices": []}, "devices= names no device"),
+        ({"devices": ["cpu"] * 9}, "8 layers cannot be placed on 9 devices"),
         ({"devices": ["cpu", "nowhere:3"]}, "no device nowhere:3 here"),
     ],
 )
@@ -230,6 +231,13 @@ def test_wrong_use_is_told(changed: dict[str, Any], says: str) -> None:
     given = {"module": layers(), "chunks": 2, "devices": CPUS, "balance": None} | changed
     with pytest.raises(UsageError, match=says):
         ev.Pipe(**given)
+
+
+@pytest.mark.parametrize("named", [{}, {"chunks": 8}])
+def test_a_balance_that_comes_second_is_told_where_it_belongs(named: dict[str, Any]) -> None:
+    """As torchgpipe has it; with `chunks=8` Python itself would say "multiple values for argument"."""
+    with pytest.raises(UsageError, match=r"second argument of a Pipe is chunks.* got \[3, 5\]\n.*balance="):
+        ev.Pipe(layers(), [3, 5], **named)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", [torch.empty(0, 5), torch.tensor(1.0), (torch.ones(2), torch.ones(3)), 5])
