@@ -32,7 +32,7 @@ def _balance_by_name(init: Callable[Concatenate[Any, P], None]) -> Callable[Conc
         if len(given) > 1 and isinstance(given[1], list | tuple):
             raise UsageError(
                 f"the second argument of a Pipe is chunks, a whole number, got {given[1]!r}",
-                remedy="what follows the module by name: ev.Pipe(module, chunks=8, devices=[...], balance=[...])",
+                remedy="the rest by name: ev.Pipe(module, chunks=8, devices=[...], balance=[...])",
             )
         init(self, *given, **named)
 
