@@ -65,6 +65,9 @@ def verify(
     for note in found.notes:
         print(f"note: {note}")
     print(f"exact: {verdict_of(found)}")
+    hint = hint_of(found)
+    if hint:
+        print(hint)
     if as_json:
         print_json(msgspec.to_builtins(found))
     if not found.exact:
@@ -84,3 +87,15 @@ def verdict_of(found: "Exactness") -> str:
             f"no, as the plan says: {where}; {distance}, within the {found.gradient_bound:.0e} that follows"
         )
     return f"no: {distance}, more than the {found.gradient_bound:.0e} that follows from {where}"
+
+
+def hint_of(found: "Exactness") -> str:
+    """What would work where float64 differs, which rounding and lower precision do not explain; else ""."""
+    from evener.session.exactness import FLOAT64_BOUND, PARAMETER_BOUND
+
+    if found.gradient_error_float64 <= FLOAT64_BOUND and found.parameter_error_float64 <= PARAMETER_BOUND:
+        return ""
+    return (
+        "what would work: a mean over masked labels needs weight=, a loss given as a sum needs "
+        "reduction='sum'\n  EV501: see docs/errors.md#ev501"
+    )

@@ -16,7 +16,7 @@ from evener.core.plan import Plan
 from evener.errors import NonFiniteError
 from evener.report.metrics import read_metrics
 from evener.runtime.dropout import dropout_keys, keyed_layers
-from evener.session.decide import inexact_parts
+from evener.session.decide import DROPOUT, inexact_parts
 from evener.session.keep import PARAMETER_FILE, first_gradients, load_weights
 from evener.session.precision import lower_precision, precision_parts
 from evener.session.recipe import in_dtype, load_recipe, with_keys, without_dropout
@@ -25,6 +25,7 @@ from evener.session.request import Request
 from evener.session.run import run
 
 FLOAT32_BOUND, FLOAT64_BOUND, PARAMETER_BOUND = 1e-6, 1e-12, 1e-10
+DROPOUT_OFF = "dropout was switched off on both sides for this comparison"
 METRICS_FILE = "metrics.jsonl"
 # A fleet rounds in other places than one device does, so its error is not bounded by exactly that one's.
 PRECISION_SLACK = 2.0
@@ -141,6 +142,8 @@ def _reference(
     if request.weights:
         load_weights(recipe.model, request.weights)
     notes = inexact_parts(recipe) + precision_parts(plan, recipe)
+    if DROPOUT in notes:
+        notes += (DROPOUT_OFF,)
     recipe = in_dtype(without_dropout(recipe), getattr(torch, request.dtype or "float32"))
     if request.global_batch:
         recipe = dataclasses.replace(recipe, global_batch=request.global_batch)

@@ -1,0 +1,73 @@
+"""What `evener verify` says beside yes and no."""
+
+from pathlib import Path
+
+import pytest
+
+from evener.cli.main import main
+from evener.core.fleet import Device, Fleet
+from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.session import exactness
+from evener.session.decide import DROPOUT
+from evener.session.exactness import DROPOUT_OFF, Exactness
+from evener.session.request import Request
+
+STAGE = Stage(layers=("0",), shares=(Share(devices=("lab/a",), samples=4),))
+PLAN = Plan(global_batch=4, pipelines=(Pipeline(samples=4, micro_batch=4, stages=(STAGE,)),))
+
+
+def result(gradient: float, gradient_float64: float, parameters: float) -> Exactness:
+    good = gradient <= 1e-6 and gradient_float64 <= 1e-12
+    return Exactness(
+        exact=good,
+        gradient_error=gradient,
+        gradient_error_float64=gradient_float64,
+        parameter_error_float64=parameters,
+        steps=2,
+        plan=PLAN,
+        as_planned=good,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "hinted"),
+    [
+        (result(1e-7, 1e-15, 1e-14), 0, False),
+        (result(0.3, 0.3, 0.1), 1, True),  # two devices with 1 and 3 valid labels, each its own mean
+        (result(2e-6, 1e-15, 1e-14), 1, False),  # float64 agrees: rounding, not the loss
+    ],
+)
+def test_a_result_that_differs_in_kind_comes_with_what_would_work(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    found: Exactness,
+    code: int,
+    hinted: bool,
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("def recipe(): ...")
+    monkeypatch.setattr(exactness, "verify", lambda request: found)
+    with pytest.raises(SystemExit) as done:
+        main(["verify", str(script), "--devices", "cpu", "--run-dir", str(tmp_path)])
+    assert done.value.code == code
+    said = capsys.readouterr().out
+    hint = "a mean over masked labels needs weight=, a loss given as a sum needs reduction='sum'"
+    assert (hint in said, "EV501" in said) == (hinted, hinted)
+
+
+@pytest.mark.parametrize(("rate", "off"), [(0.5, True), (0.0, False)])
+def test_dropout_that_was_switched_off_is_told(tmp_path: Path, rate: float, off: bool) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import torch, evener as ev\n"
+        "from torch import nn\n"
+        "def recipe():\n"
+        f"    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout({rate}))\n"
+        "    return ev.Recipe(model=model, dataset=[(torch.ones(2), torch.ones(2))] * 4, loss=nn.MSELoss(),\n"
+        "                     optimizer=lambda p: torch.optim.SGD(p, lr=0.1), global_batch=4)\n"
+    )
+    fleet = Fleet(devices=(Device(name="lab/a", kind="cpu"),))
+    request = Request(fleet=fleet, run_dir=str(tmp_path), script=str(script))
+    _, _, notes = exactness._reference(request, PLAN, 1)
+    assert notes == ((DROPOUT, DROPOUT_OFF) if off else ())
