@@ -87,11 +87,14 @@ def train(
     if as_json and outcome is not None:
         print_json(outcome.as_json())
     if world_size is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(
-            0
-        )  # under torchrun: torch's threads now and then abort a process that takes the long way out
+        _end_at_once()
+
+
+def _end_at_once() -> None:
+    """Under torchrun: torch's threads now and then abort a process that ends the long way."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def print_json(value: Any) -> None:

@@ -119,6 +119,13 @@ def check_plan(plan: Plan, fleet: Fleet, recipe: Recipe) -> None:
             numbers=f"devices here: {', '.join(here)}",
             remedy="evener plan for these devices, or the plan's own fleet",
         )
+    teams = [x.devices for p in plan.pipelines for t in p.stages for x in t.shares if len(x.devices) > 1]
+    if teams:
+        raise PlanMismatchError(
+            "the plan has tensor-parallel groups, which are priced but cannot be run yet",
+            numbers=f"a share of {', '.join(teams[0])}",
+            remedy="one device a share; without --allow tensor-parallel the planner makes such plans",
+        )
     if plan.global_batch != recipe.global_batch:
         raise PlanMismatchError(
             f"the plan is for a global batch of {plan.global_batch}, the recipe asks for "

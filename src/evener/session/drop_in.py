@@ -118,10 +118,14 @@ class ShareLoader:
             pin=pin,
         )
         for total, sizes in self._epoch(self.samples_seen):
-            for number, size in enumerate(sizes or (0,)):
-                batch = feed.next_batch() if size else self._samples.collate([self._samples.dataset[0]])
-                self._steps.begin(batch, size, total, last=number >= len(sizes) - 1)
-                yield to_device(batch, self._device)
+            try:
+                for number, size in enumerate(sizes or (0,)):
+                    batch = feed.next_batch() if size else self._samples.collate([self._samples.dataset[0]])
+                    self._steps.begin(batch, size, total, last=number >= len(sizes) - 1)
+                    yield to_device(batch, self._device)
+            except GeneratorExit:  # the loop was left by a break
+                self.samples_seen += total if self._steps.leave() else 0
+                raise
             self._steps.settle()
             self.samples_seen += total
         feed.close()
@@ -187,6 +191,14 @@ class _LoopSteps:
                 numbers=f"step {self._number - 1}",
                 remedy="call optimizer.step() in every turn; to accumulate, use a larger batch_size",
             )
+
+    def leave(self) -> bool:
+        """The loop is left in the middle; True if the global batch is done, else it comes again whole."""
+        if self.verdict is not None:
+            return True
+        self._buckets.discard()
+        self._share, self._awaited = TallyShare(), False
+        return False
 
     def may_move(self) -> bool:
         """Whether the optimiser moves now: once, after a sum that all devices accept."""
