@@ -173,3 +173,12 @@ def test_memory_that_never_suffices_ends_the_run(tmp_path: Path) -> None:
     bad = "if os.environ['RANK'] == '0': raise torch.OutOfMemoryError('full')"
     error = error_of(request_for(tmp_path, in_forward=bad))
     assert isinstance(error, errors.OutOfMemoryError) and "lab/a" in str(error)
+
+
+def test_a_plan_with_tensor_parallel_groups_is_refused(tmp_path: Path) -> None:
+    """Both devices of a group once computed every sample, and its gradient counted twice, silently."""
+    share = Share(devices=DEVICES, samples=8)
+    stage = Stage(layers=("line",), shares=(share,))
+    plan = Plan(global_batch=8, pipelines=(Pipeline(samples=8, micro_batch=8, stages=(stage,)),))
+    error = error_of(request_for(tmp_path, plan=plan))
+    assert isinstance(error, errors.PlanMismatchError) and "tensor-parallel" in str(error)
