@@ -17,6 +17,7 @@ from evener.core.fleet import Fleet
 from evener.core.job import Job
 from evener.core.plan import Pipeline, Plan
 from evener.core.profile import Profile
+from evener.core.words import counted
 from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
 from evener.planner import Alternative, PlanResult
 from evener.planner import plan as best_plan
@@ -217,7 +218,7 @@ def parse_split(fleet: Fleet, text: str) -> dict[str, int]:
         ) from e
     if len(numbers) != len(names):
         raise UsageError(
-            f"the split has {len(numbers)} numbers, the fleet {len(names)} devices",
+            f"the split has {counted(len(numbers), 'number')}, the fleet {counted(len(names), 'device')}",
             numbers=", ".join(names),
             remedy="one number for each device (0 for none), or name=number",
         )
@@ -251,7 +252,7 @@ def show(result: PlanResult, console: Console, told: tuple[Advice, ...] = ()) ->
     """Who does what, how long, how sure, what limits, what else there is, what would help."""
     plan, prediction = result.plan, result.plan.prediction
     assert prediction is not None
-    table = Table(title=f"Plan for {plan.global_batch} samples a step", title_justify="left")
+    table = Table(title=f"Plan for {counted(plan.global_batch, 'sample')} a step", title_justify="left")
     for head in ("device", "layers", "samples", "micro-batch", "memory", "busy"):
         table.add_column(head, justify="left" if head in ("device", "layers") else "right")
     taken = plan.samples_by_device()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from evener.core.profile import Profile
+from evener.core.words import counted
 from evener.errors import UsageError
 
 
@@ -92,7 +93,9 @@ def _show(profile: Profile) -> None:
 
     console = Console(stderr=True, highlight=False)
     params = sum(layer.num_params for layer in profile.layers)
-    console.print(f"{profile.model}: {len(profile.layers)} layers, {params:,} parameters, {profile.dtype}")
+    console.print(
+        f"{profile.model}: {counted(len(profile.layers), 'layer')}, {params:,} parameters, {profile.dtype}"
+    )
     for kind in profile.kinds:
         columns = ("samples", "input", "forward", "backward", "update", "peak")
         table = Table(*columns, title=kind, title_justify="left")

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evener.core.words import counted
+
 if TYPE_CHECKING:
     from evener.session.exactness import Exactness
 
@@ -60,7 +62,8 @@ def verify(
     print(f"first gradient, float32:  {found.gradient_error:.2e}   (bound {found.gradient_bound:.0e})")
     print(f"first gradient, float64:  {found.gradient_error_float64:.2e}   (bound 1e-12)")
     print(
-        f"parameters after {found.steps} steps, float64: {found.parameter_error_float64:.2e}   (bound 1e-10)"
+        f"parameters after {counted(found.steps, 'step')}, float64: "
+        f"{found.parameter_error_float64:.2e}   (bound 1e-10)"
     )
     for note in found.notes:
         print(f"note: {note}")

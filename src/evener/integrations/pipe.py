@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from evener.core.split import apportion, spans_of
+from evener.core.words import counted
 from evener.errors import ModelError, UsageError
 from evener.runtime.batchnorm import keeping_statistics
 
@@ -72,20 +73,22 @@ class Pipe(nn.Sequential):
         elif not devices:
             raise UsageError(
                 "devices= is missing" if devices is None else "devices= names no device",
-                numbers=f"balance {list(balance)} is for {len(balance)} devices" if balance else "",
+                numbers=f"balance {list(balance)}: {counted(len(balance), 'device')}" if balance else "",
                 remedy="devices=['cuda:0', 'cuda:1'], one for each stage; 'cpu' several times will do",
             )
         else:
             self.devices = [device_of(d) for d in devices]
             if len(self.devices) > len(self):
                 raise UsageError(
-                    f"{len(self)} layers cannot be placed on {len(self.devices)} devices, 1 or more on each",
-                    remedy=f"at most {len(self)} devices",
+                    f"{counted(len(self), 'layer')} cannot be placed on {len(self.devices)} devices, "
+                    "1 or more on each",
+                    remedy=f"at most {counted(len(self), 'device')}",
                 )
             self.balance = list(balance or apportion(len(self), [1.0] * len(self.devices)))
         if len(self.balance) != len(self.devices) or sum(self.balance) != len(self) or min(self.balance) < 1:
             raise UsageError(
-                f"balance {self.balance} does not place {len(self)} layers on {len(self.devices)} devices",
+                f"balance {self.balance} does not place {counted(len(self), 'layer')} on "
+                f"{counted(len(self.devices), 'device')}",
                 remedy=f"one number of layers, 1 or more, for each device; together {len(self)}",
             )
         self.chunks, self.checkpoint = chunks, checkpoint

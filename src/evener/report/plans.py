@@ -1,13 +1,17 @@
 """A plan as text: who does what, what it should take, and who is left out and why."""
 
 from evener.core.plan import Pipeline, Plan, Reduction, Stage
+from evener.core.words import counted
 from evener.report.tables import duration, percent, render, size, table
 
 
 def plan_text(plan: Plan) -> str:
     """`plan` as text for a person; reasons and sentences of the plan appear verbatim."""
     samples = plan.samples_by_device()
-    parts = [f"Plan: {plan.global_batch} samples a step on {len(plan.devices)} devices, {plan.schedule}"]
+    parts = [
+        f"Plan: {counted(plan.global_batch, 'sample')} a step on {counted(len(plan.devices), 'device')}, "
+        f"{plan.schedule}"
+    ]
     parts += [plan.why] if plan.why else []
     parts += _prediction(plan)
     header, rows = _rows(plan, samples)

@@ -6,6 +6,7 @@ from statistics import median, quantiles
 from evener.core.figures import Value
 from evener.core.records import StepRecord
 from evener.core.trace import CAUSES
+from evener.core.words import counted
 from evener.errors import UsageError
 
 
@@ -39,7 +40,7 @@ def typical_step(records: Sequence[StepRecord], *, global_batch: int, warmup_ste
     if not whole:
         raise UsageError(
             "no step to report: none was committed with the whole global batch",
-            numbers=f"{len(records)} steps ran, global batch {global_batch}",
+            numbers=f"{counted(len(records), 'step')} ran, global batch {global_batch}",
             remedy="a run of more steps",
         )
     skipped = sum(1 for r in records if r.skipped)
@@ -47,12 +48,15 @@ def typical_step(records: Sequence[StepRecord], *, global_batch: int, warmup_ste
         notes.append(f"{skipped} of {len(records)} steps were skipped and are not in the figures")
     odd = len(records) - skipped - len(whole)
     if odd:
-        notes.append(f"{odd} steps had another size than {global_batch} samples and are not in the figures")
+        size = counted(global_batch, "sample")
+        notes.append(f"{counted(odd, 'step')} had another size than {size}: not in the figures")
     first = records[0].step + warmup_steps
     used = [r for r in whole if r.step >= first]
     if not used:
         used = whole[-1:]
-        notes.append(f"only {len(records)} steps ran, so the figures come from the last one, warm-up or not")
+        notes.append(
+            f"only {counted(len(records), 'step')} ran, so the figures come from the last one, warm-up or not"
+        )
     step_s = median(r.step_s for r in used)
     middle = sorted(used, key=lambda r: r.step_s)[len(used) // 4 : len(used) - len(used) // 4]
     losses = [r.loss for r in records if r.loss is not None]

@@ -4,6 +4,7 @@ from rich.table import Table
 
 from evener.core.plan import Plan
 from evener.core.trace import CAUSES
+from evener.core.words import counted
 from evener.report.compare import compare
 from evener.report.results import LOSS_CAUSES, RunReport
 from evener.report.tables import amount, duration, percent, render, sourced, table, unit_for
@@ -69,8 +70,8 @@ def _summary(report: RunReport, plan: Plan) -> str:
         ),
     ]
     head = (
-        f"{report.steps} steps of {report.global_batch} samples; figures from {report.steps_used} of them, "
-        f"without {report.warmup_steps} of warm-up"
+        f"{counted(report.steps, 'step')} of {counted(report.global_batch, 'sample')}; "
+        f"figures from {report.steps_used} of them, without {report.warmup_steps} of warm-up"
     )
     return render(head, table(("", "", ""), rows, left=3))
 
@@ -109,8 +110,8 @@ def _devices(report: RunReport) -> str:
 def _lost(report: RunReport) -> str:
     """Lost time by device and cause; the last row is the whole job's, and its causes add up to the gap."""
     factor, unit = unit_for(report.step_s)
-    counted = [d.lost_s for d in report.devices if d.solo_samples_per_s]
-    causes = [c for c in LOSS_CAUSES if any(round(lost[c] * factor, 2) for lost in counted)]
+    known = [d.lost_s for d in report.devices if d.solo_samples_per_s]
+    causes = [c for c in LOSS_CAUSES if any(round(lost[c] * factor, 2) for lost in known)]
     rows = [
         [d.name, *(amount(d.lost_s[c], factor) for c in causes), amount(sum(d.lost_s.values()), factor)]
         for d in report.devices

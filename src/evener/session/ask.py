@@ -9,6 +9,7 @@ from evener.core.files import read
 from evener.core.fleet import Device, Fleet, unlike_kinds
 from evener.core.plan import Plan
 from evener.core.profile import Profile
+from evener.core.words import counted
 from evener.errors import UsageError
 from evener.session.request import Request, folder_at, new_run_dir
 
@@ -33,7 +34,7 @@ def fleet_here(devices: str | None, world_size: int | None = None) -> Fleet:
         chosen = [cpu] * (world_size or 1)
     if world_size is not None and len(chosen) != world_size:
         raise UsageError(
-            f"{world_size} processes were started for {len(chosen)} devices",
+            f"processes started: {world_size}, for {counted(len(chosen), 'device')}",
             numbers=f"devices: {', '.join(d.name for d in chosen)}",
             remedy=f"--nproc-per-node {len(chosen)}",
         )
@@ -106,7 +107,8 @@ def split_of(text: str | None, fleet: Fleet) -> dict[str, int] | None:
         if all(len(p) == 2 and p[0] is None for p in pairs):
             if len(pairs) != len(fleet.devices):
                 raise UsageError(
-                    f"--batch-per-device has {len(pairs)} numbers for {len(fleet.devices)} devices",
+                    f"--batch-per-device has {counted(len(pairs), 'number')} for "
+                    f"{counted(len(fleet.devices), 'device')}",
                     numbers=f"devices: {', '.join(d.name for d in fleet.devices)}",
                     remedy="one number a device, 0 to leave one out, or name=number",
                 )

@@ -221,7 +221,7 @@ def test_a_tensor_on_two_devices_is_refused_and_on_one_that_comes_twice_is_not()
         ({"balance": [4, 3]}, r"balance \[4, 3\] does not place 8 layers on 2 devices"),
         ({"balance": [8, 0]}, r"balance \[8, 0\]"),
         ({"balance": [2, 2, 4]}, r"on 2 devices"),
-        ({"devices": None, "balance": [3, 5]}, r"devices= is missing\n.*balance \[3, 5\] is for 2 devices"),
+        ({"devices": None, "balance": [3, 5]}, r"devices= is missing\n.*balance \[3, 5\]: 2 devices"),
         ({"devices": []}, "devices= names no device"),
         ({"devices": ["cpu"] * 9}, "8 layers cannot be placed on 9 devices"),
         ({"devices": ["cpu", "nowhere:3"]}, "no device nowhere:3 here"),

@@ -58,7 +58,7 @@ def test_skipped_and_odd_sized_steps_are_left_out_and_noted():
     assert typical.step_s == pytest.approx(1.2)
     assert (typical.steps_used, typical.steps_skipped) == (8, 1)
     assert "1 of 12 steps were skipped" in typical.notes[0]
-    assert "1 steps had another size" in typical.notes[1]
+    assert "1 step had another size" in typical.notes[1]
 
 
 def test_nothing_to_report_is_an_error():

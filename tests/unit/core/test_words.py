@@ -1,0 +1,26 @@
+"""One device is no "1 devices"."""
+
+import pytest
+
+from evener.core.fleet import Device, Fleet
+from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.words import counted
+from evener.errors import UsageError
+from evener.report.plans import plan_text
+from evener.session.ask import split_of
+
+
+def test_a_number_with_its_word() -> None:
+    assert [counted(n, "kind") for n in (0, 1, 2)] == ["0 kinds", "1 kind", "2 kinds"]
+
+
+def test_a_plan_of_one_device_says_so() -> None:
+    stage = Stage(layers=("0",), shares=(Share(devices=("lab/a",), samples=1),))
+    plan = Plan(global_batch=1, pipelines=(Pipeline(samples=1, micro_batch=1, stages=(stage,)),))
+    assert plan_text(plan).startswith("Plan: 1 sample a step on 1 device, gpipe\n")
+
+
+def test_a_split_for_one_device_is_counted_right() -> None:
+    fleet = Fleet(devices=(Device(name="lab/a", kind="cpu"),))
+    with pytest.raises(UsageError, match="has 2 numbers for 1 device\n"):
+        split_of("1,2", fleet)
