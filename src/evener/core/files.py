@@ -11,6 +11,12 @@ from evener.errors import FileError
 
 T = TypeVar("T")
 MAX_BYTES = 256 * 2**20
+EXAMPLES = {
+    "fleet": "examples/fleets/8-4-2-2.json is one",
+    "plan": "examples/plans/finetune.json is one",
+    "profile": "evener profile writes one",
+}
+"""Where a valid file of each type is to be seen."""
 
 
 def read(path: str | Path, shape: type[T]) -> T:
@@ -35,9 +41,10 @@ def decode(raw: bytes, shape: type[T], where: str) -> T:
         return msgspec.json.decode(raw, type=shape)
     except (msgspec.DecodeError, msgspec.ValidationError) as e:
         fields = ", ".join(f.name for f in msgspec.structs.fields(shape))  # type: ignore[arg-type]
+        example = f"; {EXAMPLES[name]}" if name in EXAMPLES else ""
         raise FileError(
             f"{where} is no valid {name} file: {e}",
-            remedy=f"a JSON object with the fields {fields}; examples are in examples/",
+            remedy=f"a JSON object with the fields {fields}{example}",
         ) from e
 
 

@@ -1,0 +1,31 @@
+"""A file that is not what it should be: the remedy shows one that is."""
+
+import pytest
+
+from evener.core.catalogue import FleetFile
+from evener.core.files import EXAMPLES, decode, read
+from evener.core.fleet import Fleet
+from evener.core.plan import Plan
+from evener.core.profile import Profile
+from evener.errors import FileError
+from tests.architecture.source import ROOT
+
+
+@pytest.mark.parametrize(
+    ("shape", "example"),
+    [
+        (Fleet, "examples/fleets/8-4-2-2.json is one"),
+        (FleetFile, "examples/fleets/8-4-2-2.json is one"),
+        (Plan, "examples/plans/finetune.json is one"),
+        (Profile, "evener profile writes one"),
+    ],
+)
+def test_the_remedy_names_a_real_example(shape: type, example: str) -> None:
+    with pytest.raises(FileError) as caught:
+        decode(b'{"other": 1}', shape, "some.json")
+    assert caught.value.remedy.endswith(f"; {example}")
+
+
+def test_the_examples_are_there_and_valid() -> None:
+    for name, shape in (("fleet", Fleet), ("plan", Plan)):
+        assert read(ROOT / EXAMPLES[name].split()[0], shape)
