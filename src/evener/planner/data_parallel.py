@@ -144,7 +144,7 @@ def _misfit(pool: Pool, groups: tuple[Group, ...], given: dict[str, int]) -> NoP
             if given.get(name) and load.micro_batch is not None and load.micro_batch > load.cap:
                 reasons.append(f"{name}: micro-batch {load.micro_batch} is above the {load.cap} that fit")
     return NoPlanFitsError(
-        "the given batch_per_device does not fit the devices",
+        "the given split does not fit the devices",
         numbers="; ".join(reasons),
         remedy="0 samples for the devices named, or a smaller micro-batch",
     )

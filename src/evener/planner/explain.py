@@ -21,7 +21,7 @@ def left_out(pool: Pool, job: Job, groups: tuple[Group, ...], split: Split) -> t
     for g, group in enumerate(pool.groups):
         idle = [n for n in group.names if n not in split.samples]
         if idle and job.batch_per_device is not None:
-            reasons.update(dict.fromkeys(idle, "batch_per_device gives it no sample"))
+            reasons.update(dict.fromkeys(idle, "the given split gives it no sample"))
         elif idle and len(split.samples) >= job.global_batch:
             words = f"the global batch has {job.global_batch} samples and faster devices take them"
             reasons.update(dict.fromkeys(idle, words))

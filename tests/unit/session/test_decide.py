@@ -14,6 +14,7 @@ from evener.session.decide import check_plan, choose_plan
 from evener.session.measure import profile_together
 from evener.session.recipe import Recipe
 from evener.session.request import Request
+from tests.unit.planner.small import linear_profile
 
 NOWHERE = NOBODY = cast(Any, None)
 ONE = Fleet(devices=(Device(name="lab/a", kind="cpu"),))
@@ -52,3 +53,12 @@ def test_a_dataset_smaller_than_the_batch_is_refused_before_the_first_step() -> 
 def test_a_plan_for_another_batch_is_told_first() -> None:
     with pytest.raises(PlanMismatchError, match="global batch of 4"):
         check_plan(plan(4), ONE, recipe(5, 8))
+
+
+def test_a_device_left_out_by_an_even_split_is_not_told_of_an_option_nobody_gave() -> None:
+    four = Fleet(devices=tuple(Device(name=f"lab/{n}", kind="cpu") for n in "abcd"))
+    made = choose_plan(
+        Request(fleet=four, run_dir="runs", even=True), four, recipe(8, 3), linear_profile({"cpu": 0.1})
+    )
+    assert made.samples_by_device() == {"lab/a": 1, "lab/b": 1, "lab/c": 1}
+    assert [(x.device, x.reason) for x in made.left_out] == [("lab/d", "the given split gives it no sample")]
