@@ -11,7 +11,7 @@ from evener.session.ask import fleet_here
 from evener.session.conclude import Outcome
 from evener.session.meeting import is_launched
 from evener.session.recipe import Recipe
-from evener.session.request import Request, new_run_dir
+from evener.session.request import Request, folder_at, new_run_dir
 from evener.session.run import run_here
 
 
@@ -40,11 +40,10 @@ def train(
     if isinstance(batch_per_device, list):
         names = [d.name for d in fleet.devices]
         batch_per_device = dict(zip(names, batch_per_device, strict=True))
-    folder = str(run_dir or new_run_dir(recipe.name or "run", time.strftime("%Y%m%d-%H%M%S")))
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    folder = run_dir or new_run_dir(recipe.name or "run", time.strftime("%Y%m%d-%H%M%S"))
     request = Request(
         fleet=fleet,
-        run_dir=folder,
+        run_dir=folder_at(Path(folder)),
         rehearse=rehearse,
         steps=steps,
         epochs=epochs,

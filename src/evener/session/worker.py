@@ -17,6 +17,7 @@ from evener.core.files import write
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.trace import Trace
+from evener.core.words import counted
 from evener.errors import EvenerError, PeerLostError
 from evener.rehearsal.verdict import Lateness
 from evener.runtime.batchnorm import replace_batchnorm
@@ -144,7 +145,8 @@ def _agreed_plan(
     if profile is None:
         if meeting.rank == 0 and not request.quiet:
             kinds = len({d.kind for d in fleet.devices})
-            print(f"measuring the model on {kinds} kinds, about {request.profile_s:.0f} s", file=sys.stderr)
+            told = f"measuring the model on {counted(kinds, 'kind')}, at most about {request.profile_s:.0f} s"
+            print(told, file=sys.stderr)
         sizes = (request.micro_batch,) if request.micro_batch else micro_batch_grid(recipe.global_batch)
         profile = profile_together(recipe, site, meeting, request, sizes)
     if len(fleet.devices) > 1 and not fleet.links:
