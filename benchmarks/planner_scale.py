@@ -92,7 +92,7 @@ def many(num_kinds: int, hosts_of_each: int, global_batch: int) -> tuple[Fleet, 
 
 
 def home(num_layers: int = 32) -> tuple[Fleet, Profile, Job]:
-    """Eight devices, no two alike, on three hosts with a slow network between; the model fits none of them."""
+    """Eight devices, no two alike, on three hosts, a slow network between; the model fits none of them."""
     speeds = {f"odd{i}": s for i, s in enumerate((4.0, 3.1, 2.6, 2.0, 1.4, 1.0, 0.8, 0.5))}
     memory = {k: (24 - 2 * i) * GIB for i, k in enumerate(speeds)}
     kinds = list(speeds)

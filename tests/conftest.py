@@ -34,7 +34,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             path.write_text(text, encoding="utf-8")
         assert path.exists(), f"{path} is missing: run pytest --update-golden, then read and commit it"
         assert text == path.read_text(encoding="utf-8"), (
-            f"{path} differs. If the change is meant: pytest --update-golden, then read `git diff {path}` and commit it"
+            f"{path} differs. If the change is meant: pytest --update-golden, "
+            f"then read `git diff {path}` and commit it"
         )
 
     return check
