@@ -1,0 +1,51 @@
+"""A held-out loss is a mean over everything, or absent with a reason: never 0 for want of numbers."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Totals
+from evener.session.heldout import Heldout, evaluate_heldout
+
+TOTALS = Totals(
+    loss_sum=6.0,
+    weight=4.0,
+    metrics={"accuracy": (3.0, 4.0), "rare": (0.0, 0.0)},
+    health={"lab/a": HEALTHY, "lab/b": HEALTHY},
+    learning_rate={},
+    computed_s={},
+    seconds_before={},
+)
+
+
+def evaluated(totals: Totals) -> tuple[Heldout | None, list[str]]:
+    steps: Any = SimpleNamespace(
+        recipe=SimpleNamespace(heldout=[0] * 4),
+        playbook=SimpleNamespace(forwards=lambda size: (None, ())),
+        executor=SimpleNamespace(evaluate=lambda row, routes, fetch, size: totals),
+        average_buffers=lambda wire: None,
+        samples_seen=64,
+        decisions=[],
+    )
+    wire: Any = None
+    return evaluate_heldout(steps, wire), steps.decisions
+
+
+def test_means_over_all_devices() -> None:
+    assert evaluated(TOTALS) == (Heldout(loss=1.5, metrics={"accuracy": 0.75}), [])
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ({"health": {"lab/a": HEALTHY, "lab/b": NON_FINITE}}, "lab/b has a loss that is NaN or infinite"),
+        ({"health": {"lab/a": OUT_OF_MEMORY, "lab/b": HEALTHY}}, "lab/a ran out of memory"),
+        ({"weight": 0.0}, "none of the held-out samples counts, their weight is 0"),
+    ],
+)
+def test_no_number_is_no_loss_and_the_run_says_why(broken: dict[str, Any], reason: str) -> None:
+    found, decisions = evaluated(replace(TOTALS, **broken))
+    assert found is None
+    assert decisions == [f"no held-out loss after 64 samples: {reason}"]
