@@ -30,7 +30,9 @@ def average_buffers(
     """
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and name.rpartition(".")[0] not in without:
-            mean = buffer.detach().to("cpu", torch.float64) * parts.get(name, 0.0)
+            part, mean = parts.get(name, 0.0), torch.zeros(buffer.shape, dtype=torch.float64)
+            if part:  # nothing at all of a buffer with part 0: -inf · 0 of a mask would be NaN
+                mean = buffer.detach().to("cpu", torch.float64) * part
             wire.all_reduce(mean, f"buffer {name}").wait()
             buffer.detach().copy_(mean)
 
