@@ -1,10 +1,10 @@
-"""Copies of one model: their buffers become one mean, weighted by samples."""
+"""Copies of one model: their buffers become one mean, their checksums tell them apart."""
 
 import pytest
 import torch
 from torch import nn
 
-from evener.runtime.replicas import average_buffers
+from evener.runtime.replicas import average_buffers, checksums
 from tests.fakes import together
 
 
@@ -30,3 +30,11 @@ def test_buffers_become_the_mean_of_their_holders_and_infinite_masks_stay(
     for model in models:
         assert torch.equal(model.mask, holder(0.0).mask)
         assert model.mean.item() == mean
+
+
+def test_checksums_tell_values_apart_in_every_shape() -> None:
+    def of(value: float) -> dict[str, str]:
+        return checksums({"scale": nn.Parameter(torch.tensor(value)), "wide": torch.full((2, 3), value).T})
+
+    assert of(1.0) == of(1.0)
+    assert all(a != b for a, b in zip(of(1.0).values(), of(-1.0).values(), strict=True))
