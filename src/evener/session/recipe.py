@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import nn
@@ -71,11 +71,12 @@ class Recipe:
             raise DataError("the dataset is empty", numbers="0 samples", remedy="check the path and filters")
         if self.global_batch < 1:
             raise UsageError(f"global_batch must be 1 or more, got {self.global_batch}")
-        for option, choices in (("batch_norm", ("local", "wave")), ("dropout", ("per-device", "split-free"))):
-            if getattr(self, option) not in choices:
-                raise UsageError(
-                    f"{option}={getattr(self, option)!r} is no choice", remedy=f"one of {', '.join(choices)}"
-                )
+        for option, hint in get_type_hints(type(self)).items():
+            kinds = (hint, *get_args(hint))
+            choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
+            given = getattr(self, option)
+            if choices and given not in choices and not (given is None and type(None) in kinds):
+                raise UsageError(f"{option}={given!r} is no choice", remedy=f"one of {', '.join(choices)}")
         if self._reduction() not in ("mean", "sum"):
             raise ModelError(
                 f"the loss has reduction={self._reduction()!r}, so its value is no single number",

@@ -1,0 +1,38 @@
+"""What a recipe refuses before anything runs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evener.errors import UsageError
+from evener.session.recipe import Recipe
+
+
+def made(**options: Any) -> Recipe:
+    model = nn.Linear(1, 1)
+    return Recipe(
+        model=model, dataset=[0], loss=nn.MSELoss(), optimizer=torch.optim.SGD, global_batch=1, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong", "right"),
+    [
+        ("reduction", "avg", ("mean", "sum", None)),
+        ("precision", "fp16", ("float32", "bfloat16", "float16")),
+        ("precision", None, ("float32", "bfloat16", "float16")),
+        ("on_non_finite", "raise", ("stop", "skip")),
+        ("batch_norm", "sync", ("local", "wave")),
+        ("dropout", "off", ("per-device", "split-free")),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(
+    option: str, wrong: Any, right: tuple[Any, ...]
+) -> None:
+    for choice in right:
+        assert getattr(made(**{option: choice}), option) == choice
+    with pytest.raises(UsageError, match=f"{option}={wrong!r}") as refused:
+        made(**{option: wrong})
+    assert refused.value.remedy == "one of " + ", ".join(c for c in right if c)
