@@ -28,6 +28,12 @@ def keep_first_gradient(
     handle = optimizer.register_step_pre_hook(write)
 
 
+def drop_first_gradients(folder: Path) -> None:
+    """Remove what an earlier run, of other devices perhaps, kept in the same folder."""
+    for path in folder.glob(GRADIENT_FILE.format("*")):
+        path.unlink(missing_ok=True)
+
+
 def first_gradients(folder: Path) -> list[dict[str, torch.Tensor]]:
     """The gradients that the devices of a run kept, one dictionary for each."""
     return [load_file(path) for path in sorted(folder.glob(GRADIENT_FILE.format("*")))]

@@ -10,7 +10,13 @@ from torch import nn
 
 import evener as ev
 from evener.errors import FileError
-from evener.session.keep import PARAMETER_FILE, save_parameters
+from evener.session.keep import (
+    GRADIENT_FILE,
+    PARAMETER_FILE,
+    drop_first_gradients,
+    first_gradients,
+    save_parameters,
+)
 
 
 class Tied(nn.Module):
@@ -86,3 +92,12 @@ def test_what_is_no_weights_file_is_said_to_be_none(content: bytes | None, tmp_p
         path.write_bytes(content)
     with pytest.raises(FileError, match=r"cannot read weights from .*w\.safetensors"):
         ev.load_weights(Tied(), path)
+
+
+def test_gradients_of_an_earlier_run_with_more_devices_are_dropped(tmp_path: Path) -> None:
+    for number in range(2):
+        save_file({"w": torch.ones(1)}, tmp_path / GRADIENT_FILE.format(number))
+    kept = tmp_path / PARAMETER_FILE
+    save_file({"w": torch.ones(1)}, kept)
+    drop_first_gradients(tmp_path)
+    assert first_gradients(tmp_path) == [] and kept.exists()
