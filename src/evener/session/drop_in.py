@@ -16,7 +16,8 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -59,6 +60,7 @@ def prepare(
     plan: Plan | None = None,
     batch_per_device: dict[str, int] | list[int] | None = None,
     micro_batch: int | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
     weight: Callable[[Any], Any] | None = None,
     fleet: Fleet | None = None,
     seed: int = 0,
@@ -66,9 +68,10 @@ def prepare(
     """The same three, made to train together with the other processes of a torchrun job.
 
     batch_per_device: samples of each global batch by device, a list in process order or a dict; without it
-    and without a plan all get the same. micro_batch: samples of one turn of the loop. weight(batch): what the
-    loss's mean divides by; default the samples. scheduler: a torch LR scheduler, made to move once per
-    global batch. Raises UsageError for loaders and plans that cannot be shared out.
+    and without a plan all get the same. micro_batch: samples of one turn of the loop. reduction: whether the
+    loop's loss is a mean or a sum over its batch. weight(batch): what a mean divides by; default the samples.
+    scheduler: a torch LR scheduler, made to move once per global batch. Raises UsageError for loaders and
+    plans that cannot be shared out.
     """
     meeting = open_meeting()
     fleet = fleet or fleet_here(None, int(os.environ["WORLD_SIZE"]) if is_launched() else 1)
@@ -82,6 +85,11 @@ def prepare(
             f"{global_batch} on {', '.join(names)}",
             remedy="a plan of one-stage pipelines for these devices, and batch_size = global batch",
         )
+    if any(s.precision or s.recompute for _, _, s in plan.numbered_stages()):
+        raise UsageError(
+            "the plan asks for a precision or for recompute, which a loop of one's own must do itself",
+            remedy="ev.train with this plan, or a plan without them",
+        )
     site = open_site(fleet.devices[meeting.rank], rehearse=False)
     ranks = Ranks(names, site.device.name)
     model.to(site.torch_device)
@@ -89,7 +97,8 @@ def prepare(
         meeting.join_group(tuple(range(ranks.world_size)), 1, backend_of(fleet, names))
         atexit.register(meeting.leave_group)  # its threads must end before the interpreter does
         spread_state(model)
-    steps = _LoopSteps(model, ranks, site.wire(fleet, names, rehearse=False), weight)
+    scale = _Scale(reduction, weight)
+    steps = _LoopSteps(model, ranks, site.wire(fleet, names, rehearse=False), scale)
     _gate(optimizer, steps)
     if scheduler is not None:
         _gate_scheduler(scheduler, steps)
@@ -119,7 +128,7 @@ class ShareLoader:
         )
         for total, sizes in self._epoch(self.samples_seen):
             try:
-                for number, size in enumerate(sizes or (0,)):
+                for number, size in enumerate(sizes):
                     batch = feed.next_batch() if size else self._samples.collate([self._samples.dataset[0]])
                     self._steps.begin(batch, size, total, last=number >= len(sizes) - 1)
                     yield to_device(batch, self._device)
@@ -136,29 +145,47 @@ class ShareLoader:
         epoch = seen // size
         while seen // size == epoch:
             batch = global_batch_at(seen, size, self.plan.global_batch)
-            yield batch.samples, tuple(b - a for a, b in self._playbook.reads(batch))
+            # A device without samples in a small last batch has one turn with a stand-in that does not count.
+            yield batch.samples, tuple(b - a for a, b in self._playbook.reads(batch)) or (0,)
             seen += batch.samples
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """How much the gradients of a turn count. A sum counts as it is; a mean by its part of all weight."""
+
+    reduction: Literal["mean", "sum"]
+    weight: Callable[[Any], Any] | None
+
+    @property
+    def divides_at_the_end(self) -> bool:
+        """Whether all weight together is known only when the devices have told theirs."""
+        return self.reduction == "mean" and self.weight is not None
+
+    def of(self, batch: Any, size: int, total: int) -> tuple[float, float]:
+        """(weight, factor) of a turn over `size` of the global batch's `total` samples."""
+        weight = float(self.weight(batch) if self.weight and size else size)
+        if self.reduction == "sum":
+            return weight, 1.0 if weight else 0.0
+        return weight, weight if self.weight else weight / total
 
 
 class _LoopSteps:
     """Follows a loop that it does not drive: which backward is the last, and whether a step was finished."""
 
-    def __init__(
-        self, model: nn.Module, ranks: Ranks, wire: Wire, weight: Callable[[Any], Any] | None
-    ) -> None:
+    def __init__(self, model: nn.Module, ranks: Ranks, wire: Wire, scale: "_Scale") -> None:
         self.here = ranks.here
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._buckets = GradientBuckets([self._parameters], ranks, wire)
-        self._tally, self._weight = Tally(ranks, wire), weight
+        self._tally, self._scale = Tally(ranks, wire), scale
         for p in self._parameters:
             p.register_post_accumulate_grad_hook(self._when_gradient_arrives)
         self._number = 0
         self._share = TallyShare()
-        self._divide_by_sum = weight is not None
         self._last = self._awaited = self._queued = False
         self.verdict: Verdict | None = None
         self.moved = False
-        self._num_moves = 0
+        self.num_moves = 0
         self._in_turns = False  # whether some global batch took several turns of the loop
 
     def begin(self, batch: Any, size: int, total: int, *, last: bool) -> None:
@@ -166,9 +193,9 @@ class _LoopSteps:
         self.settle_micro_batch()
         self.verdict, self.moved, self._last = None, False, last
         self._in_turns = self._in_turns or not last
-        weight = float(self._weight(batch) if self._weight and size else size)
+        weight, factor = self._scale.of(batch, size, total)
         self._share.weight += weight
-        self._buckets.begin(weight if self._divide_by_sum else weight / total)
+        self._buckets.begin(factor)
         if last:
             self._buckets.arm(self._number)
         self._awaited, self._queued = True, False
@@ -202,10 +229,15 @@ class _LoopSteps:
 
     def may_move(self) -> bool:
         """Whether the optimiser moves now: once, after a sum that all devices accept."""
-        if self.verdict is None or self.moved:
+        if self.moved:
+            raise UsageError(
+                f"a second optimizer.step() on {self.here} in one turn of the loop",
+                remedy="one backward and one step in each turn",
+            )
+        if self.verdict is None:
             return False
         self.moved = self.verdict.do == "apply"
-        self._num_moves += self.moved
+        self.num_moves += self.moved
         if not self.moved:
             self._report_skip()
         return self.moved
@@ -226,7 +258,7 @@ class _LoopSteps:
             self._sum()
 
     def _sum(self) -> None:
-        self._share.computed_s = float(self._num_moves)  # a slot that a loop of one's own has no use for
+        self._share.computed_s = float(self.num_moves)  # a slot that a loop of one's own has no use for
         self._buckets.launch_rest(self._number)
         underway = self._tally.launch(self._number, self._share)
         self._buckets.wait()
@@ -234,7 +266,7 @@ class _LoopSteps:
         self._check_alike(totals.computed_s, "moved their optimiser a different number of times")
         self.verdict = judge(totals.health, on_non_finite="skip", weight=totals.weight)
         if self.verdict.do == "apply":
-            self._buckets.finish(totals.weight if self._divide_by_sum else 1.0)
+            self._buckets.finish(totals.weight if self._scale.divides_at_the_end else 1.0)
         else:
             self._buckets.discard()
         self._number += 1
@@ -270,10 +302,12 @@ def _gate(optimizer: torch.optim.Optimizer, steps: _LoopSteps) -> None:
 
 
 def _gate_scheduler(scheduler: Any, steps: _LoopSteps) -> None:
-    move = scheduler.step
+    move, seen = scheduler.step, steps.num_moves
 
     def step(*args: Any, **kwargs: Any) -> None:
-        if steps.moved:
+        nonlocal seen
+        if steps.num_moves > seen:  # called every turn or once an epoch: either way only after a move
+            seen = steps.num_moves
             move(*args, **kwargs)
 
     scheduler.step = step
@@ -285,6 +319,13 @@ def _samples_of(loader: DataLoader, seed: int) -> tuple[Samples, int]:
             f"the loader draws its samples with {type(loader.sampler).__name__}, which cannot be shared out",
             remedy="DataLoader(dataset, batch_size=global batch, shuffle=True or False)",
         )
+    drawn, size = loader.sampler, len(loader.dataset)  # type: ignore[arg-type]  # samplers have asked too
+    if isinstance(drawn, RandomSampler) and (drawn.replacement or len(drawn) != size):
+        raise UsageError(
+            "the loader draws with replacement or a part of the dataset, so an epoch is not each sample once",
+            numbers=f"{len(drawn)} draws from {size} samples",
+            remedy="DataLoader(dataset, batch_size=global batch, shuffle=True)",
+        )
     samples = Samples(
         dataset=loader.dataset,
         collate=loader.collate_fn,
@@ -292,6 +333,7 @@ def _samples_of(loader: DataLoader, seed: int) -> tuple[Samples, int]:
         shuffle=isinstance(loader.sampler, RandomSampler),
         seed=seed,
         drop_last=loader.drop_last,
+        worker_init_fn=loader.worker_init_fn,
     )
     return samples, loader.batch_size
 
@@ -302,6 +344,12 @@ def _split_plan(
     """A plan of one-stage pipelines with the split that was asked for, the even one without."""
     if given is None:
         given = list(apportion(global_batch, [1.0] * len(names)))
+    if isinstance(given, list) and len(given) != len(names):
+        raise UsageError(
+            f"batch_per_device has {len(given)} numbers for {len(names)} devices",
+            numbers=f"devices: {', '.join(names)}",
+            remedy="one number a process, in their order",
+        )
     split = given if isinstance(given, dict) else dict(zip(names, given, strict=True))
     if sum(split.values()) != global_batch or set(split) != set(names) or min(split.values()) < 1:
         raise UsageError(

@@ -21,6 +21,7 @@ class Samples:
     shuffle: bool = True
     seed: int = 0
     drop_last: bool = False
+    worker_init_fn: Callable[[int], None] | None = None
 
     def epoch_size(self, global_batch: int) -> int:
         """Samples of one epoch."""
@@ -68,6 +69,7 @@ class Feed:
             collate_fn=samples.collate,
             num_workers=samples.workers,
             pin_memory=pin,
+            worker_init_fn=samples.worker_init_fn,
             # A generator of its own: DataLoader would otherwise draw its base seed from the global one.
             generator=torch.Generator().manual_seed(samples.seed),
         )

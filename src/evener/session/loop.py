@@ -7,6 +7,7 @@ from pathlib import Path
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
+from evener.errors import UsageError
 from evener.session.ask import fleet_here
 from evener.session.conclude import Outcome
 from evener.session.meeting import is_launched
@@ -39,6 +40,12 @@ def train(
     fleet = fleet or fleet_here(None, world_size)
     if isinstance(batch_per_device, list):
         names = [d.name for d in fleet.devices]
+        if len(names) != len(batch_per_device):
+            raise UsageError(
+                f"batch_per_device has {len(batch_per_device)} numbers for {len(names)} devices",
+                numbers=f"devices: {', '.join(names)}",
+                remedy="one number a process, in their order; 0 leaves one out",
+            )
         batch_per_device = dict(zip(names, batch_per_device, strict=True))
     folder = run_dir or new_run_dir(recipe.name or "run", time.strftime("%Y%m%d-%H%M%S"))
     request = Request(

@@ -128,7 +128,7 @@ def profile_recipe(
     return merge_profiles(tuple(profiles))
 
 
-def measured_link(fleet: Fleet, wire: Wire) -> Fleet:
+def measured_link(fleet: Fleet, wire: Wire, device: torch.device) -> Fleet:
     """The fleet with its hosts' links as the joined group really sums buffers, the same on every process.
 
     The curve is the inverse of the ring formula in core/collectives, from medians of repeated sums.
@@ -136,7 +136,7 @@ def measured_link(fleet: Fleet, wire: Wire) -> Fleet:
     n = len(fleet.devices)
     points: list[tuple[float, float]] = []
     for num_bytes in LINK_SIZES:
-        seconds = torch.tensor([median(_timed_sums(wire, num_bytes))], dtype=torch.float64)
+        seconds = torch.tensor([median(_timed_sums(wire, num_bytes, device))], dtype=torch.float64)
         wire.all_reduce(seconds, "link time").wait()
         hop_s = float(seconds) / n / (2 * (n - 1))
         points.append((num_bytes / n, max(hop_s, points[-1][1] if points else 1e-9)))
@@ -146,11 +146,12 @@ def measured_link(fleet: Fleet, wire: Wire) -> Fleet:
     return replace(fleet, links=tuple(Link(a=a, b=b, curve=curve) for a, b in pairs))
 
 
-def _timed_sums(wire: Wire, num_bytes: int) -> list[float]:
-    buffer = torch.zeros(num_bytes // 4)
+def _timed_sums(wire: Wire, num_bytes: int, device: torch.device) -> list[float]:
+    buffer = torch.zeros(num_bytes // 4, device=device)  # as gradients lie: on the device, over its backend
     seconds = []
     for _ in range(LINK_REPEATS):
         start = time.monotonic()
         wire.all_reduce(buffer, f"link test of {num_bytes} bytes").wait()
+        buffer[:1].tolist()  # on an accelerator waiting only queues: reading waits for the device
         seconds.append(time.monotonic() - start)
     return seconds[LINK_REPEATS // 3 :]  # the first ones open connections

@@ -152,7 +152,7 @@ def _agreed_plan(
     if len(fleet.devices) > 1 and not fleet.links:
         everyone = tuple(d.name for d in fleet.devices)
         meeting.join_group(tuple(range(meeting.world_size)), 0, backend_of(fleet, everyone))
-        fleet = measured_link(fleet, site.wire(fleet, everyone, rehearse=False))
+        fleet = measured_link(fleet, site.wire(fleet, everyone, rehearse=False), site.torch_device)
         meeting.leave_group()
     if meeting.rank:
         return fleet, meeting.get("plan", Plan), {}
@@ -172,14 +172,16 @@ def _train(request: Request, meeting: Meeting, recipe: Recipe, steps: Steps) -> 
     leads = ranks.rank == 0
     if request.keep_gradient:
         keep_first_gradient(layout.parameters, steps.optimizer, Path(request.run_dir), ranks.rank)
-    with Journal(request, recipe, plan, leads=leads, total_samples=stop) as journal:
-        if evaluate:
-            journal.heldout_first = evaluate_heldout(steps, wire)
-        for record in steps.run(stop):
-            journal.add(record)
-        if evaluate:
-            journal.heldout_last = evaluate_heldout(steps, wire)
-    steps.close()
+    try:
+        with Journal(request, recipe, plan, leads=leads, total_samples=stop) as journal:
+            if evaluate:
+                journal.heldout_first = evaluate_heldout(steps, wire)
+            for record in steps.run(stop):
+                journal.add(record)
+            if evaluate:
+                journal.heldout_last = evaluate_heldout(steps, wire)
+    finally:
+        steps.close()  # also after an error: a model that is trained again must have no hooks of ours
     _hand_in(meeting, steps, site)
     steps.average_buffers(wire)
     collect(recipe.model, layout.holders, ranks)

@@ -1,10 +1,13 @@
 """A loop over `ev.prepare`'s loader that is left in the middle, in one process."""
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 import evener as ev
+from evener.core.fleet import Device, Fleet
+from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.session.drop_in import Prepared
 
 DATA = [(torch.tensor([float(i)]), torch.tensor([0.0])) for i in range(12)]
@@ -46,3 +49,31 @@ def test_a_global_batch_whose_step_was_made_does_not_come_again():
             break
     assert made.loader.samples_seen == 4
     assert [turn(model, optimizer, x) for x, _ in made.loader] == [None, 5.5, None, 9.5]
+
+
+def test_a_second_run_after_an_interruption_trains_the_model(tmp_path) -> None:
+    """Hooks of the first run once took every gradient of the second, which then moved nothing."""
+    model = nn.Linear(1, 1, bias=False)
+    stops = [True]
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if stops:
+            stops.pop()
+            raise KeyboardInterrupt
+        return (output - target).square().mean()
+
+    recipe = ev.Recipe(
+        model=model,
+        dataset=DATA,
+        loss=loss,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.01),
+        global_batch=4,
+    )
+    stage = Stage(layers=("model",), shares=(Share(devices=("lab/cpu",), samples=4),))
+    plan = Plan(global_batch=4, pipelines=(Pipeline(samples=4, micro_batch=4, stages=(stage,)),))
+    fleet = Fleet(devices=(Device(name="lab/cpu", kind="cpu", threads=1),))
+    with pytest.raises(KeyboardInterrupt):
+        ev.train(recipe, steps=1, plan=plan, fleet=fleet, run_dir=tmp_path, quiet=True)
+    before = model.weight.item()
+    ev.train(recipe, steps=1, plan=plan, fleet=fleet, run_dir=tmp_path, quiet=True)
+    assert model.weight.item() != before
