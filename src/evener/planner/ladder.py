@@ -36,12 +36,6 @@ class Template:
     fill_s: float
     period_s: float
 
-    def samples_within(self, seconds: float) -> float:
-        """Samples in `seconds`, whole micro-batches."""
-        if seconds < self.fill_s:
-            return 0.0
-        return self.micro_batch * (1 + int((seconds - self.fill_s) / self.period_s * (1 + 1e-12)))
-
 
 def stage_limit(counts: Mix, num_layers: int, most_mixes: int) -> int:
     """The most stages for which there are at most `most_mixes` mixes."""

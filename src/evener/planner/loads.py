@@ -68,11 +68,6 @@ class Load:
             load=self, seconds=np.maximum.accumulate(seconds).tolist(), micro_batches=self.candidates[best]
         )
 
-    def own_busy_s(self, samples: int, micro_batch: int) -> float:
-        """Seconds of update, fixed costs and all micro-batches, without the reduction."""
-        row = int(np.searchsorted(self.candidates, micro_batch))
-        return float(self._cells[0][row, samples])
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoadCurve:

@@ -1,6 +1,6 @@
 """The steps of a job on one device: data in, executor, records out. All devices run this alike."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import torch
@@ -72,15 +72,11 @@ class Steps:
         self.decisions: list[str] = []
         self._feed: Feed | None = None
 
-    def run(
-        self, stop_at_samples: int, after_step: Callable[[StepResult], None] | None = None
-    ) -> Iterator[StepRecord]:
+    def run(self, stop_at_samples: int) -> Iterator[StepRecord]:
         """Steps until `stop_at_samples` samples were seen."""
         number, before = 0, None
         while self.samples_seen < stop_at_samples:
             result = self._step(number)
-            if after_step:
-                after_step(result)
             if before is not None:
                 yield _record(before, result.totals.seconds_before)
             before = None
