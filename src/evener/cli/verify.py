@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evener.core.words import counted
+from evener.errors import NotExactError
 
 if TYPE_CHECKING:
     from evener.session.exactness import Exactness
@@ -74,7 +75,7 @@ def verify(
     if as_json:
         print_json(msgspec.to_builtins(found))
     if not found.exact:
-        raise typer.Exit(1)
+        raise typer.Exit(NotExactError.exit_code)
 
 
 def verdict_of(found: "Exactness") -> str:
@@ -93,12 +94,12 @@ def verdict_of(found: "Exactness") -> str:
 
 
 def hint_of(found: "Exactness") -> str:
-    """What would work where float64 differs, which rounding and lower precision do not explain; else ""."""
+    """The error where float64 differs, which rounding and lower precision do not explain; else ""."""
     from evener.session.exactness import FLOAT64_BOUND, PARAMETER_BOUND
 
     if found.gradient_error_float64 <= FLOAT64_BOUND and found.parameter_error_float64 <= PARAMETER_BOUND:
         return ""
-    return (
-        "what would work: a mean over masked labels needs weight=, a loss given as a sum needs "
-        "reduction='sum'\n  EV501: see docs/errors.md#ev501"
-    )
+    return NotExactError(
+        "float64 differs as well, so this is no rounding",
+        remedy="a mean over masked labels needs weight=, a loss given as a sum needs reduction='sum'",
+    ).render()
