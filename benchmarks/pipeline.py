@@ -64,9 +64,7 @@ def equal(profile: Profile, steps: int) -> Section:
     torch_s, held = torch_step_s(str(DEEP), fleet, size, steps)
     planned = train(fleet, script=DEEP, steps=steps + 3, profile=profile, shapes="auto")
     ratio, planned_ratio = even.report.step_s / torch_s, planned.report.step_s / torch_s
-    say(
-        f"equal: evener takes {ratio:.4f} of torch's {torch_s:.3f} s, with its own cut {planned_ratio:.4f}"
-    )
+    say(f"equal: evener takes {ratio:.4f} of torch's {torch_s:.3f} s, with its own cut {planned_ratio:.4f}")
     figures = {
         "equal_over_torch": ratio,
         "equal_planned_over_torch": planned_ratio,

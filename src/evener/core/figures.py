@@ -15,7 +15,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Figure(Value, frozen=True, kw_only=True):
     """One positive number with its source.
 
-    `spread` is relative: half the distance between the quartiles over the median, or wider where it must cover
+    `spread` is relative: half the distance between the quartiles over the median, wider where it must cover
     a second measurement, as in a probe; 0 when unknown.
     Example: Figure(value=8e9, source="measured", spread=0.02) is 8 GFLOP/s, give or take 2 %.
     """
