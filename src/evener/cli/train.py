@@ -53,28 +53,27 @@ def train(
     Under torchrun it joins that job instead of starting processes.
     """
     from evener.errors import UsageError
-    from evener.session.ask import fleet_of, request_for, split_of
+    from evener.session.ask import request_for
+    from evener.session.meeting import world_size_here
     from evener.session.run import run
 
     if steps is not None and epochs is not None:
         raise UsageError("--steps and --epochs exclude each other", remedy="give one of them")
     if even and batch_per_device:
         raise UsageError("--even and --batch-per-device exclude each other", remedy="give one of them")
-    world_size = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
-    chosen = fleet_of(fleet, rehearse, devices, world_size)
-    split = split_of(batch_per_device, chosen)
     request = request_for(
         script,
-        fleet=chosen,
-        rehearse=rehearse is not None,
+        fleet=fleet,
+        rehearse=rehearse,
+        devices=devices,
+        batch=batch,
+        batch_per_device=batch_per_device,
         plan=plan,
         profile=profile,
         run_dir=run_dir,
         steps=steps,
         epochs=epochs,
-        global_batch=batch or (sum(split.values()) if split else None),
         micro_batch=micro_batch,
-        batch_per_device=split,
         even=even,
         keep_all=keep_all,
         shapes=shapes,
@@ -86,7 +85,7 @@ def train(
     outcome = run(request)
     if as_json and outcome is not None:
         print_json(outcome.as_json())
-    if world_size is not None:
+    if world_size_here() is not None:
         _end_at_once()
 
 

@@ -1,6 +1,5 @@
 """`evener verify`: is the result that of one device? Yes or no, with the distance."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,22 +35,20 @@ def verify(
     import msgspec
 
     from evener.cli.train import print_json
-    from evener.session.ask import fleet_of, request_for, split_of
+    from evener.session.ask import request_for
     from evener.session.exactness import verify as compare
 
-    world_size = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
-    chosen = fleet_of(fleet, rehearse, devices, world_size)
-    split = split_of(batch_per_device, chosen)
     request = request_for(
         script,
-        fleet=chosen,
-        rehearse=rehearse is not None,
+        fleet=fleet,
+        rehearse=rehearse,
+        devices=devices,
+        batch=batch,
+        batch_per_device=batch_per_device,
         plan=plan,
         profile=profile,
         run_dir=run_dir,
         steps=steps,
-        global_batch=batch or (sum(split.values()) if split else None),
-        batch_per_device=split,
         seed=seed,
         quiet=True,
     )

@@ -11,6 +11,7 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.words import counted
 from evener.errors import UsageError
+from evener.session.meeting import world_size_here
 from evener.session.request import Request, folder_at, new_run_dir
 
 
@@ -121,8 +122,11 @@ def split_of(text: str | None, fleet: Fleet) -> dict[str, int] | None:
 def request_for(
     script: Path,
     *,
-    fleet: Fleet,
-    rehearse: bool,
+    fleet: Path | None,
+    rehearse: Path | None,
+    devices: str | None,
+    batch: int | None,
+    batch_per_device: str | None,
     plan: Path | None = None,
     profile: Path | None = None,
     run_dir: Path | None = None,
@@ -131,12 +135,16 @@ def request_for(
     """The request for a run of `script`; its new run folder exists when this returns."""
     if not script.is_file():
         raise UsageError(f"no script {script}", remedy="the path of a Python file with a function recipe()")
+    chosen = fleet_of(fleet, rehearse, devices, world_size_here())
+    split = split_of(batch_per_device, chosen)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = folder_at(run_dir) if run_dir else new_run_dir(script.stem, stamp)
     return Request(
         script=str(script.resolve()),
-        fleet=fleet,
-        rehearse=rehearse,
+        fleet=chosen,
+        rehearse=rehearse is not None,
+        global_batch=batch or (sum(split.values()) if split else None),
+        batch_per_device=split,
         plan=read(plan, Plan) if plan else None,
         profile=read(profile, Profile) if profile else None,
         run_dir=folder,

@@ -13,7 +13,6 @@ it is the gradient one device would have: clip_grad_norm_ and the like work as t
 
 import atexit
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ from evener.runtime.tally import ABANDONED, HEALTHY, Tally
 from evener.runtime.tally import Share as TallyShare
 from evener.session.ask import fleet_here
 from evener.session.feed import Feed, Samples
-from evener.session.meeting import is_launched, open_meeting
+from evener.session.meeting import open_meeting, world_size_here
 from evener.session.playbook import Playbook
 from evener.session.site import backend_of, open_site
 
@@ -74,7 +73,7 @@ def prepare(
     plans that cannot be shared out.
     """
     meeting = open_meeting()
-    fleet = fleet or fleet_here(None, int(os.environ["WORLD_SIZE"]) if is_launched() else 1)
+    fleet = fleet or fleet_here(None, world_size_here() or 1)
     names = tuple(d.name for d in fleet.devices)
     samples, global_batch = _samples_of(loader, seed)
     plan = plan or _split_plan(names, global_batch, batch_per_device, micro_batch)

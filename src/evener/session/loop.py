@@ -1,6 +1,5 @@
 """`ev.train`: the library's front door, five lines around an unmodified model."""
 
-import os
 import time
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from evener.core.profile import Profile
 from evener.errors import UsageError
 from evener.session.ask import fleet_here
 from evener.session.conclude import Outcome
-from evener.session.meeting import is_launched
+from evener.session.meeting import world_size_here
 from evener.session.recipe import Recipe
 from evener.session.request import Request, folder_at, new_run_dir
 from evener.session.run import run_here
@@ -36,8 +35,7 @@ def train(
     `python` it uses one. `batch_per_device` is a list in the fleet's order or {device: samples}. Returns the
     outcome on the leading process, None on the others. Raises the errors of evener, each naming the device.
     """
-    world_size = int(os.environ["WORLD_SIZE"]) if is_launched() else 1
-    fleet = fleet or fleet_here(None, world_size)
+    fleet = fleet or fleet_here(None, world_size_here() or 1)
     if isinstance(batch_per_device, list):
         names = [d.name for d in fleet.devices]
         if len(names) != len(batch_per_device):

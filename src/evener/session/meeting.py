@@ -111,6 +111,11 @@ def is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def world_size_here() -> int | None:
+    """How many processes this job was started with; None where nobody started several."""
+    return int(os.environ["WORLD_SIZE"]) if is_launched() else None
+
+
 def open_meeting() -> Meeting:
     """The meeting that the environment describes; of this process alone where it describes none."""
     if not is_launched():

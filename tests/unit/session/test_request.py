@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from evener.core.files import write
 from evener.core.fleet import Device, Fleet
 from evener.errors import FileError, UsageError
 from evener.session.ask import request_for
@@ -11,6 +12,20 @@ from evener.session.decide import samples_to_train
 from evener.session.request import Request, new_run_dir
 
 ONE = Fleet(devices=(Device(name="lab/a", kind="cpu"),))
+
+
+def asked(script: Path, run_dir: Path, fleet: Path) -> Request:
+    """The request of a command line that says no more than that."""
+    write(fleet, ONE)
+    return request_for(
+        script,
+        fleet=fleet,
+        rehearse=None,
+        devices=None,
+        batch=None,
+        batch_per_device=None,
+        run_dir=run_dir,
+    )
 
 
 @pytest.mark.parametrize("epochs", [0.0, -1.0, float("nan"), float("inf")])
@@ -34,7 +49,7 @@ def test_a_run_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     file.write_text("def recipe(): ...")
     for folder in (file, file / "inside"):
         with pytest.raises(FileError, match=f"cannot make the run's folder {folder}: "):
-            request_for(file, fleet=ONE, rehearse=False, run_dir=folder)
+            asked(file, folder, tmp_path / "fleet.json")
     with pytest.raises(FileError, match="EVENER_RUNS"):
         new_run_dir("job", "now", root=str(file))
 
@@ -42,5 +57,5 @@ def test_a_run_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 def test_a_run_folder_that_is_there_is_used(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("def recipe(): ...")
-    assert request_for(script, fleet=ONE, rehearse=False, run_dir=tmp_path).run_dir == str(tmp_path)
+    assert asked(script, tmp_path, tmp_path / "fleet.json").run_dir == str(tmp_path)
     assert new_run_dir("job", "now", root=str(tmp_path)) != new_run_dir("job", "now", root=str(tmp_path))
