@@ -158,7 +158,7 @@ class GradientBuckets:
             self._next += 1
 
     def _launch(self, bucket: "_Bucket") -> None:
-        number = self._buckets.index(bucket)
+        number = self._next
         key = 1 + (self._step * len(self._buckets) + number) % _KEYS
         bucket.seal(self.ranks.rank, key)
         bucket.pending = self._wire.all_reduce(bucket.flat, f"step {self._step}, bucket {number}")

@@ -79,7 +79,6 @@ class Reducers:
         self._groups, self.everywhere = groups, everywhere
         self._open: list[list[set[int]]] = []
         self._step = -1
-        self.begin_step(-1)
 
     def begin_step(self, step: int) -> None:
         """Every stage of this device still has a backward before it."""

@@ -11,11 +11,11 @@ from evener.core.seams import Wire
 from evener.runtime.ranks import Ranks
 
 
-def spread_state(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+def spread_state(model: nn.Module) -> None:
     """Give every device the parameters and buffers of the group's first device."""
     for tensor in [*model.parameters(), *model.buffers()]:
         host = tensor.detach().cpu()
-        dist.broadcast(host, src=0, group=group)
+        dist.broadcast(host, src=0)
         tensor.detach().copy_(host)
 
 

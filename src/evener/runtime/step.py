@@ -107,7 +107,7 @@ class Step:
         batch = self._read(key) if part.reads_batch else None
         alive = self._alive[key] = Alive(scope=self._scope_of(*key))
         if part.is_last:
-            samples = self.portions.samples(*key[:1], self.here, key[1])
+            samples = self.portions.samples(key[0], self.here, key[1])
             alive.weight = self._counted(batch, samples)
             self.share.weight += alive.weight
         if not part.is_first:

@@ -18,7 +18,7 @@ from evener.runtime.batchnorm import WaveBatchNorm
 from evener.runtime.dropout import unkeyed_randomness
 from evener.runtime.problem import to_device
 from evener.session.precision import precision_parts
-from evener.session.recipe import Recipe
+from evener.session.recipe import Recipe, dropout_names
 from evener.session.request import Request
 
 _FEW = 3  # samples that show what draws random numbers
@@ -77,9 +77,7 @@ def inexact_parts(recipe: Recipe) -> tuple[str, ...]:
         found.append(BATCH_NORM)
     if recipe.dropout == "split-free":
         found += _unkeyed(recipe)
-    elif any(getattr(m, "p", 0) and "Dropout" in type(m).__name__ for m in modules) or any(
-        getattr(m, "dropout", 0.0) and isinstance(m.dropout, float) for m in modules
-    ):
+    elif any(getattr(m, name) for m in modules for name in dropout_names(m)):
         found.append(DROPOUT)
     return tuple(found)
 

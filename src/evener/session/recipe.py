@@ -138,14 +138,16 @@ def _cast(batch: Any, dtype: torch.dtype) -> Any:
 def without_dropout(recipe: Recipe) -> Recipe:
     """The recipe with dropout off wherever it draws from a generator, for comparisons only."""
     for module in recipe.model.modules():
-        for name in ("p", "dropout"):
-            if (
-                isinstance(getattr(module, name, None), float)
-                and not isinstance(module, KeyedDropout)
-                and (name == "dropout" or "Dropout" in type(module).__name__)
-            ):
+        if not isinstance(module, KeyedDropout):
+            for name in dropout_names(module):
                 setattr(module, name, 0.0)
     return recipe
+
+
+def dropout_names(module: nn.Module) -> list[str]:
+    """Attributes of `module` that are dropout probabilities: `p` of a Dropout, `dropout` of anything."""
+    names = ["p", "dropout"] if "Dropout" in type(module).__name__ else ["dropout"]
+    return [name for name in names if isinstance(getattr(module, name, None), float)]
 
 
 def with_keys(recipe: Recipe, seed: int) -> Recipe:
