@@ -55,6 +55,12 @@ class UsageError(EvenerError):
     code = "EV103"
 
 
+class StateError(EvenerError):
+    """Training state, from a checkpoint or another device, is damaged, incomplete or of another model."""
+
+    code = "EV104"
+
+
 class NoPlanFitsError(EvenerError):
     """No plan satisfies all limits; the message names the limits that clash."""
 
