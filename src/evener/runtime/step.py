@@ -106,6 +106,7 @@ class Step:
     def _forward(self, action: str, part: Part, key: Key) -> None:
         batch = self._read(key) if part.reads_batch else None
         alive = self._alive[key] = Alive(scope=self._scope_of(*key))
+        self.share.samples += self.portions.samples(key[0], self.here, key[1])
         if part.is_last:
             samples = self.portions.samples(key[0], self.here, key[1])
             alive.weight = self._counted(batch, samples)
@@ -314,6 +315,7 @@ class Step:
         self._put_loss()
         launched = self.driver.now()
         self.share.computed_s = launched - self.start_s
+        self.share.compute_s = self.seconds.get("compute", 0.0)
         reducers.launch_rest()
         underway = self.bench.tally.launch(self.number, self.share)
         reducers.wait()

@@ -3,7 +3,7 @@
 One float64 vector, summed over devices. Sums come first, then one row of slots per device, so that the
 sum is also a gathering:
 
-    [ loss | weight | metric sums and counts … | device 0: health, lr, computed_s, seconds … | device 1: … ]
+    [ loss | weight | metric sums and counts … | device 0: health, lr, …, seconds … | device 1: … ]
 """
 
 from dataclasses import dataclass, field
@@ -15,12 +15,17 @@ from evener.core.trace import CAUSES
 from evener.runtime.ranks import Ranks
 
 HEALTHY, NON_FINITE, OUT_OF_MEMORY, ABANDONED = 0, 1, 2, 3
-_SLOTS = 3 + len(CAUSES)
+_FIRST_CAUSE = 5
+_SLOTS = _FIRST_CAUSE + len(CAUSES)
 
 
 @dataclass
 class Share:
-    """What this device puts into the tally of a step."""
+    """What this device puts into the tally of a step.
+
+    `computed_s` is when it had done all of its part, `compute_s` what its forwards and backwards took,
+    `samples` how many samples they held, counted anew in each of its stages.
+    """
 
     loss_sum: float = 0.0
     weight: float = 0.0
@@ -28,6 +33,8 @@ class Share:
     health: int = HEALTHY
     learning_rate: float = 0.0
     computed_s: float = 0.0
+    compute_s: float = 0.0
+    samples: int = 0
     seconds_before: dict[str, float] = field(default_factory=dict)
 
 
@@ -41,6 +48,8 @@ class Totals:
     health: dict[str, int]
     learning_rate: dict[str, float]
     computed_s: dict[str, float]
+    compute_s: dict[str, float]
+    samples: dict[str, int]
     seconds_before: dict[str, dict[str, float]]
 
     @property
@@ -60,7 +69,8 @@ class Tally:
         sums = [share.loss_sum, share.weight]
         for name in self._names:
             sums.extend(share.metrics.get(name, (0.0, 0.0)))
-        slots = [float(share.health), share.learning_rate, share.computed_s]
+        slots = [float(share.health), share.learning_rate, share.computed_s, share.compute_s]
+        slots += [float(share.samples)]
         slots += [share.seconds_before.get(cause, 0.0) for cause in CAUSES]
         before = self._ranks.rank * _SLOTS
         after = self._ranks.world_size * _SLOTS - before - _SLOTS
@@ -82,7 +92,9 @@ class Tally:
             health={d: int(row[0]) for d, row in rows.items()},
             learning_rate={d: row[1] for d, row in rows.items()},
             computed_s={d: row[2] for d, row in rows.items()},
-            seconds_before={d: dict(zip(CAUSES, row[3:], strict=True)) for d, row in rows.items()},
+            compute_s={d: row[3] for d, row in rows.items()},
+            samples={d: int(row[4]) for d, row in rows.items()},
+            seconds_before={d: dict(zip(CAUSES, row[_FIRST_CAUSE:], strict=True)) for d, row in rows.items()},
         )
 
 

@@ -24,7 +24,15 @@ def totals_of(shares: list[Share], names: tuple[str, ...] = ()):
 def test_sums_are_summed_and_rows_are_gathered_by_device():
     totals = totals_of(
         [
-            Share(loss_sum=6.0, weight=3.0, computed_s=0.5, learning_rate=0.1, seconds_before={"wait": 2.0}),
+            Share(
+                loss_sum=6.0,
+                weight=3.0,
+                computed_s=0.5,
+                compute_s=0.4,
+                samples=3,
+                learning_rate=0.1,
+                seconds_before={"wait": 2.0},
+            ),
             Share(loss_sum=1.0, weight=1.0, computed_s=0.25, learning_rate=0.1, health=OUT_OF_MEMORY),
             Share(learning_rate=0.2, seconds_before={cause: float(i) for i, cause in enumerate(CAUSES)}),
         ]
@@ -32,6 +40,8 @@ def test_sums_are_summed_and_rows_are_gathered_by_device():
     assert (totals.loss_sum, totals.weight, totals.loss) == (7.0, 4.0, 1.75)
     assert totals.health == {"lab/a": HEALTHY, "lab/b": OUT_OF_MEMORY, "lab/c": HEALTHY}
     assert totals.computed_s == {"lab/a": 0.5, "lab/b": 0.25, "lab/c": 0.0}
+    assert totals.compute_s == {"lab/a": 0.4, "lab/b": 0.0, "lab/c": 0.0}
+    assert totals.samples == {"lab/a": 3, "lab/b": 0, "lab/c": 0}
     assert totals.learning_rate == {"lab/a": 0.1, "lab/b": 0.1, "lab/c": 0.2}
     assert totals.seconds_before["lab/a"] == {**dict.fromkeys(CAUSES, 0.0), "wait": 2.0}
     assert list(totals.seconds_before["lab/c"].values()) == list(range(len(CAUSES)))

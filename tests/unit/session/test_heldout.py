@@ -16,6 +16,8 @@ TOTALS = Totals(
     health={"lab/a": HEALTHY, "lab/b": HEALTHY},
     learning_rate={},
     computed_s={},
+    compute_s={},
+    samples={},
     seconds_before={},
 )
 
