@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from evener.core.actions import Action
+from evener.core.membership import Ballot
 from evener.core.seams import Driver
 from evener.core.trace import Span
 from evener.runtime.agreement import Verdict
@@ -67,8 +68,11 @@ class Executor:
             loss_scale=LossScale(settings.loss_scale) if settings.loss_scale else None,
         )
         self._statistics = [b for part in holding.parts.values() for b in statistics_of(part.module)]
+        self._statistics_before: list[torch.Tensor] = []
         self._seconds_before: dict[str, float] = {}
         self._began: float | None = None
+        self._run: Step | None = None
+        self._ballot: Ballot | None = None
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -87,33 +91,67 @@ class Executor:
         fetch: Callable[[int, int], Any],
         total_samples: int,
         scope_of: ScopeOf = no_scope,
+        notice: int = 0,
     ) -> StepResult:
         """Take step `number` over `total_samples` samples; this device does the actions of `row`.
 
-        `scope_of(stage, micro_batch)` says what masks and statistics of a micro-batch depend on.
+        `scope_of(stage, micro_batch)` says what masks and statistics of a micro-batch depend on. `notice` is
+        told to all devices. An error leaves the step in flight, to be completed or dropped.
         """
         start = self.driver.now() if self._began is None else self._began
-        statistics = [b.clone() for b in self._statistics]
-        run = Step(self.bench, number, portions, fetch, total_samples, scope_of)
-        run.start_s, run.share.seconds_before = start, self._seconds_before
+        self._statistics_before = [b.clone() for b in self._statistics]
+        run = self._run = Step(self.bench, number, portions, fetch, total_samples, scope_of)
+        run.start_s, run.share.seconds_before, run.share.notice = start, self._seconds_before, notice
         for action in row:
             run.do(action)
         run.let_go()
+        return self._concluded(run)
+
+    @property
+    def ballot(self) -> Ballot | None:
+        """What all agreed on in the newest step that this device concluded."""
+        return self._ballot
+
+    @property
+    def awaits_ballot(self) -> int | None:
+        """The step in flight whose gradients are summed while its outcome is not known here."""
+        return self._run.number if self._run and self._run.is_summed else None
+
+    def complete(self, ballot: Ballot) -> StepResult:
+        """Conclude the step in flight as the others did, without asking anybody."""
+        run = self._run
+        assert run is not None and run.is_summed and run.number == ballot.step
+        run.conclude(self.bench.tally.read(ballot.tally), ballot.square_norm)
+        return self._concluded(run)
+
+    def drop(self) -> None:
+        """Forget the step in flight: its gradients, and what it did to statistics."""
+        if self._run is not None:
+            self._run = None
+            self._restore_statistics()
+        self.holding.reducers.discard()
+        self.pause()
+
+    def _concluded(self, run: Step) -> StepResult:
         assert run.totals is not None and run.verdict is not None, "a row ends with STEP"
+        self._run, self._ballot = None, run.ballot
         if run.verdict.do != "apply":  # a step counts in full or not at all
-            for buffer, before in zip(self._statistics, statistics, strict=True):
-                buffer.copy_(before)
+            self._restore_statistics()
         end = self.driver.now()
         self._began, self._seconds_before = end, run.seconds
         return StepResult(
-            number=number,
-            samples=total_samples,
-            step_s=end - start,
+            number=run.number,
+            samples=run.total,
+            step_s=end - run.start_s,
             totals=run.totals,
             verdict=run.verdict,
             gradient_norm=run.gradient_norm,
             seconds=run.seconds,
         )
+
+    def _restore_statistics(self) -> None:
+        for buffer, before in zip(self._statistics, self._statistics_before, strict=True):
+            buffer.copy_(before)
 
     def evaluate(
         self,

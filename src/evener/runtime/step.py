@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from evener.core.actions import Action
+from evener.core.membership import Ballot
 from evener.core.routes import Piece
 from evener.core.seams import Pending
 from evener.core.trace import Cause
@@ -42,6 +43,8 @@ class Step:
         self.share = Share(learning_rate=bench.optimizer.param_groups[0]["lr"])
         self.totals: Totals | None = None
         self.verdict: Verdict | None = None
+        self.ballot: Ballot | None = None
+        self.is_summed = self._is_divided = False
         self.gradient_norm: float | None = None
         self._losses: list[tuple[torch.Tensor, float]] = []
         self._alive: dict[Key, Alive] = {}
@@ -310,42 +313,53 @@ class Step:
             self.share.health = self.share.health or NON_FINITE
 
     def _finish(self) -> None:
-        """All sums arrive, all devices judge alike, and the optimiser moves or does not."""
+        """All sums arrive, then the tally: who has it knows that everybody has the sums."""
         reducers = self.bench.holding.reducers
         self._put_loss()
         launched = self.driver.now()
         self.share.computed_s = launched - self.start_s
         self.share.compute_s = self.seconds.get("compute", 0.0)
         reducers.launch_rest()
-        underway = self.bench.tally.launch(self.number, self.share)
         reducers.wait()
-        self.totals = underway.wait()
+        self.is_summed = True
+        totals = self.bench.tally.launch(self.number, self.share).wait()
         done = self.driver.now()
-        longest = max(self.totals.computed_s.values())
-        waited = min(longest - self.totals.computed_s[self.here], done - launched)
+        waited = min(max(totals.computed_s.values()) - totals.computed_s[self.here], done - launched)
         self._spent("REDUCE_GRAD", "wait", launched, launched + waited)
         self._spent("REDUCE_GRAD", "reduce", launched + waited, done)
+        self.conclude(totals, None)
+
+    def conclude(self, totals: Totals, square_norm: float | None) -> None:
+        """All devices judge alike, and the optimiser moves or does not.
+
+        `square_norm` of all gradients is given where another device has it and this one could not ask all.
+        """
+        self.totals = totals
         self.verdict = judge(
-            self.totals.health, on_non_finite=self.bench.settings.on_non_finite, weight=self.totals.weight
+            totals.health, on_non_finite=self.bench.settings.on_non_finite, weight=totals.weight
         )
         if self.verdict.do == "apply":
-            self._hand_out()
+            square_norm = self._hand_out(totals, square_norm)
+        self.ballot = Ballot(step=self.number, tally=totals.values, square_norm=square_norm)
         before = self.driver.now()
         self.driver.run("STEP", self._move, signature=(self.verdict.do,))
         self._spent("STEP", "optimizer", before)
 
-    def _hand_out(self) -> None:
+    def _hand_out(self, totals: Totals, square_norm: float | None) -> float | None:
         """Gradients become those of the mean over the global batch; the norm may still say no."""
         bench, reducers = self.bench, self.bench.holding.reducers
-        assert self.totals is not None
         scale = bench.loss_scale.value if bench.loss_scale else 1.0
-        reducers.finish(scale if bench.problem.weight is None else scale * self.totals.weight)
+        if not self._is_divided:
+            self._is_divided = True
+            reducers.finish(scale if bench.problem.weight is None else scale * totals.weight)
         if bench.settings.max_norm is None and bench.loss_scale is None:
-            return
-        square = torch.tensor([reducers.square_norm()], dtype=torch.float64)
-        if not reducers.everywhere:
-            bench.holding.wire.all_reduce(square, f"step {self.number}, norm").wait()
-        self.gradient_norm = float(square) ** 0.5
+            return None
+        if square_norm is None:
+            square = torch.tensor([reducers.square_norm()], dtype=torch.float64)
+            if not reducers.everywhere:
+                bench.holding.wire.all_reduce(square, f"step {self.number}, norm").wait()
+            square_norm = float(square)
+        self.gradient_norm = square_norm**0.5
         finite = math.isfinite(self.gradient_norm)
         if bench.loss_scale:
             bench.loss_scale.update(finite=finite)
@@ -354,6 +368,7 @@ class Step:
                 self.verdict = Verdict("skip", reason)
         elif not finite:
             self.verdict = Verdict(bench.settings.on_non_finite, "the summed gradient is NaN or infinite")
+        return square_norm
 
     def _move(self) -> None:
         bench, reducers = self.bench, self.bench.holding.reducers

@@ -6,6 +6,7 @@ sum is also a gathering:
     [ loss | weight | metric sums and counts … | device 0: health, lr, …, seconds … | device 1: … ]
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +16,7 @@ from evener.core.trace import CAUSES
 from evener.runtime.ranks import Ranks
 
 HEALTHY, NON_FINITE, OUT_OF_MEMORY, ABANDONED = 0, 1, 2, 3
-_FIRST_CAUSE = 5
+_FIRST_CAUSE = 6
 _SLOTS = _FIRST_CAUSE + len(CAUSES)
 
 
@@ -24,7 +25,8 @@ class Share:
     """What this device puts into the tally of a step.
 
     `computed_s` is when it had done all of its part, `compute_s` what its forwards and backwards took,
-    `samples` how many samples they held, counted anew in each of its stages.
+    `samples` how many samples they held, counted anew in each of its stages. `notice` is the number of the
+    newest change ahead that it knows of.
     """
 
     loss_sum: float = 0.0
@@ -35,12 +37,16 @@ class Share:
     computed_s: float = 0.0
     compute_s: float = 0.0
     samples: int = 0
+    notice: int = 0
     seconds_before: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Totals:
-    """The tally of all devices together; dictionaries are keyed by device."""
+    """The tally of all devices together; dictionaries are keyed by device, `notice` is the largest of all.
+
+    `values` is the summed vector that it was read from.
+    """
 
     loss_sum: float
     weight: float
@@ -50,7 +56,9 @@ class Totals:
     computed_s: dict[str, float]
     compute_s: dict[str, float]
     samples: dict[str, int]
+    notice: int
     seconds_before: dict[str, dict[str, float]]
+    values: tuple[float, ...]
 
     @property
     def loss(self) -> float:
@@ -70,14 +78,14 @@ class Tally:
         for name in self._names:
             sums.extend(share.metrics.get(name, (0.0, 0.0)))
         slots = [float(share.health), share.learning_rate, share.computed_s, share.compute_s]
-        slots += [float(share.samples)]
+        slots += [float(share.samples), float(share.notice)]
         slots += [share.seconds_before.get(cause, 0.0) for cause in CAUSES]
         before = self._ranks.rank * _SLOTS
         after = self._ranks.world_size * _SLOTS - before - _SLOTS
         vector = torch.tensor(sums + [0.0] * before + slots + [0.0] * after, dtype=torch.float64)
         return _Underway(self._wire.all_reduce(vector, f"step {step}, tally"), vector, self)
 
-    def read(self, values: list[float]) -> Totals:
+    def read(self, values: Sequence[float]) -> Totals:
         """The totals in a summed vector."""
         num_sums = 2 + 2 * len(self._names)
         pairs = values[2:num_sums]
@@ -94,7 +102,9 @@ class Tally:
             computed_s={d: row[2] for d, row in rows.items()},
             compute_s={d: row[3] for d, row in rows.items()},
             samples={d: int(row[4]) for d, row in rows.items()},
+            notice=max(int(row[5]) for row in rows.values()),
             seconds_before={d: dict(zip(CAUSES, row[_FIRST_CAUSE:], strict=True)) for d, row in rows.items()},
+            values=tuple(values),
         )
 
 

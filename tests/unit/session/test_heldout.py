@@ -19,6 +19,8 @@ TOTALS = Totals(
     compute_s={},
     samples={},
     seconds_before={},
+    notice=0,
+    values=(),
 )
 
 

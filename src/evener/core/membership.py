@@ -1,0 +1,71 @@
+"""Who takes part in a job, and what its devices know of the step in flight when that changes.
+
+generation 1: a b c   ──  c is lost in step 7  ──►   a and b tell their standing; step 7 is completed if
+generation 2: a b                                    one of them has its ballot, and redone otherwise
+"""
+
+from typing import Literal
+
+from evener.core.figures import Value
+from evener.core.fleet import Device
+from evener.core.plan import Plan
+
+
+class Ballot(Value, frozen=True, kw_only=True):
+    """What all devices agreed on in `step`: the summed tally, and the square norm where one was asked for.
+
+    Who has it knows that every device of that step holds all sums of gradients.
+    """
+
+    step: int
+    tally: tuple[float, ...]
+    square_norm: float | None = None
+
+
+class Snapshot(Value, frozen=True, kw_only=True):
+    """Copies of state as it was before `step`, after `samples_seen` samples: the names that a device keeps."""
+
+    step: int
+    samples_seen: int
+    names: tuple[str, ...]
+
+
+class Standing(Value, frozen=True, kw_only=True):
+    """What `device` says when a generation ends: it would take `step` next, after `samples_seen` samples.
+
+    `holds` are the names of parameters and buffers whose state it has as of then. `ballot` is of the newest
+    step that it concluded; `is_summed` says that it holds all sums of `step`, whose ballot it lacks.
+    """
+
+    device: str
+    step: int
+    samples_seen: int
+    holds: tuple[str, ...] = ()
+    ballot: Ballot | None = None
+    is_summed: bool = False
+    snapshots: tuple[Snapshot, ...] = ()
+
+
+class Wish(Value, frozen=True, kw_only=True):
+    """A device that asks to leave or to join; a joiner describes itself."""
+
+    type: Literal["leave", "join"]
+    device: str
+    described: Device | None = None
+
+
+class Turn(Value, frozen=True, kw_only=True):
+    """How a generation begins: the plan, who is there, and from where the job goes on.
+
+    `members` may be more than the plan uses: a device that leaves still hands over what only it holds.
+    `ballot` completes the step in flight. `rewind_to` is the step of the snapshots to go back to.
+    """
+
+    plan: Plan
+    members: tuple[str, ...]
+    step: int
+    samples_seen: int
+    leaves: tuple[str, ...] = ()
+    ballot: Ballot | None = None
+    rewind_to: int | None = None
+    reasons: tuple[str, ...] = ()
