@@ -10,17 +10,16 @@ class LossScale:
     steps on end.
     """
 
-    def __init__(self, value: float) -> None:
-        self.value = value
-        self._good_steps = 0
+    def __init__(self, value: float, good_steps: int = 0) -> None:
+        self.value, self.good_steps = value, good_steps
 
     def update(self, *, finite: bool) -> None:
         """Take in whether the step's summed gradient was finite."""
         if not finite:
             self.value *= BACKOFF
-            self._good_steps = 0
+            self.good_steps = 0
             return
-        self._good_steps += 1
-        if self._good_steps == PATIENCE:
+        self.good_steps += 1
+        if self.good_steps == PATIENCE:
             self.value *= GROWTH
-            self._good_steps = 0
+            self.good_steps = 0

@@ -99,6 +99,11 @@ class Scopes:
         """The layers whose statistics are those of waves, and equal on all holders after `hand_out`."""
         return frozenset(name for names in self._norms.values() for name in names)
 
+    @property
+    def leaders(self) -> dict[str, str]:
+        """By layer, the one device that has the running statistics of all waves; absent where all holders do."""
+        return dict(self._leaders)
+
     def _hand_out(self, names: Sequence[str]) -> None:
         layers = {layer.name: layer for held in self._waves.values() for layer in held}
         for name in names:

@@ -1,6 +1,6 @@
 """The steps of a job on one device: data in, executor, records out. All devices run this alike."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 import torch
@@ -32,6 +32,7 @@ class Steps:
     """Takes the steps of a job and yields a record of each, one step late: seconds come with the next sum.
 
     `decisions` collects every sentence about a change of shares, the same on all devices.
+    `at_boundary(number)` is called before each try at step `number`, when all devices are at the same place.
     """
 
     def __init__(
@@ -68,14 +69,17 @@ class Steps:
         self._sizes = step_sizes(len(recipe.dataset), plan.global_batch)
         self._open_plan()
         self.executor = Executor(layout.holding, self.optimizer, recipe.problem, ranks, site.driver, settings)
-        self.samples_seen = 0
+        self.samples_seen = self.number = 0
+        self.at_boundary: Callable[[int], None] = lambda number: None
         self.decisions: list[str] = []
         self._feed: Feed | None = None
 
     def run(self, stop_at_samples: int) -> Iterator[StepRecord]:
         """Steps until `stop_at_samples` samples were seen."""
-        number, before = 0, None
+        before = None
         while self.samples_seen < stop_at_samples:
+            number = self.number
+            self.at_boundary(number)
             result = self._step(number)
             if before is not None:
                 yield _record(before, result.totals.seconds_before)
@@ -92,9 +96,9 @@ class Steps:
                 )
             self.samples_seen += result.samples
             before = result
-            number += 1
+            self.number += 1
         if before is not None:
-            yield _record(before, self.executor.gather_seconds(number))
+            yield _record(before, self.executor.gather_seconds(self.number))
 
     def average_buffers(self, wire: Wire) -> None:
         """Make BatchNorm's statistics one mean over all devices, weighted by the samples each has seen.
