@@ -122,6 +122,18 @@ class ReductionMismatchError(EvenerError):
     code = "EV402"
 
 
+class StateLostError(EvenerError):
+    """Devices were lost with the only copy of a part of the model or of its optimiser's state."""
+
+    code = "EV403"
+
+
+class RefusedError(EvenerError):
+    """A device may not join this job: wrong token, other model, data, script or version, or a name in use."""
+
+    code = "EV404"
+
+
 class NotExactError(EvenerError):
     """`verify` found a gradient or parameter further from the reference than promised."""
 

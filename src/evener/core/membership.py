@@ -23,7 +23,7 @@ class Ballot(Value, frozen=True, kw_only=True):
 
 
 class Snapshot(Value, frozen=True, kw_only=True):
-    """Copies of state as it was before `step`, after `samples_seen` samples: the names that a device keeps."""
+    """Copies of state as of before `step`, after `samples_seen` samples: the names that a device keeps."""
 
     step: int
     samples_seen: int

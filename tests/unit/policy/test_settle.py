@@ -1,0 +1,68 @@
+import pytest
+
+from evener.core.membership import Ballot, Snapshot, Standing
+from evener.errors import StateLostError
+from evener.policy.settle import moves, settle
+
+NAMES = ("w", "b")
+
+
+def standing(device: str, step: int, **more) -> Standing:
+    return Standing(device=device, step=step, samples_seen=step * 8, **({"holds": NAMES} | more))
+
+
+def ballot(step: int) -> Ballot:
+    return Ballot(step=step, tally=(1.0, 2.0))
+
+
+def test_without_a_ballot_of_the_step_in_flight_it_is_taken_anew():
+    told = settle(
+        [standing("a", 7, ballot=ballot(6), is_summed=True), standing("b", 7, ballot=ballot(6))], NAMES
+    )
+    assert (told.step, told.samples_seen, told.ballot, told.rewind_to) == (7, 56, None, None)
+    assert told.reason == "nothing of step 7 was applied, so it is taken anew"
+
+
+def test_one_ballot_is_enough_to_conclude_the_step_for_all():
+    told = settle([standing("a", 8, ballot=ballot(7)), standing("b", 7, is_summed=True)], NAMES)
+    assert (told.step, told.ballot) == (8, ballot(7))
+    assert told.holders == {"w": ("a", "b"), "b": ("a", "b")}
+
+
+def test_a_device_that_lacks_sums_it_should_have_is_refused():
+    with pytest.raises(StateLostError, match="b is at step 7 while a would take step 8"):
+        settle([standing("a", 8, ballot=ballot(7)), standing("b", 7, holds=("w",))], NAMES)
+
+
+def test_a_ballot_of_a_step_that_its_holder_did_not_apply_concludes_nothing():
+    """Story: out of memory is agreed on by a ballot too, and such a step is redone by all."""
+    told = settle([standing("a", 7, ballot=ballot(7)), standing("b", 7, is_summed=True)], NAMES)
+    assert (told.step, told.ballot) == (7, None)
+
+
+def test_what_only_the_lost_held_comes_from_the_newest_complete_snapshot():
+    def snaps(*names_at: tuple[int, tuple[str, ...]]):
+        return tuple(Snapshot(step=k, samples_seen=8 * k, names=n) for k, n in names_at)
+
+    a = standing("a", 9, holds=("w",), snapshots=snaps((4, ("w", "b")), (8, ("w",))))
+    told = settle([a], NAMES)
+    assert (told.step, told.samples_seen, told.rewind_to) == (4, 32, 4)
+    assert told.holders == {"w": ("a",), "b": ("a",)}
+    assert "5 steps are taken anew" in told.reason
+    with pytest.raises(StateLostError, match="only lost devices held b"):
+        settle([standing("a", 9, holds=("w",))], NAMES)
+
+
+def test_a_joiner_holds_nothing_and_changes_nothing():
+    new = Standing(device="new", step=0, samples_seen=0)
+    assert settle([standing("a", 5), new], NAMES).step == 5
+
+
+def test_moves_fill_what_is_missing_and_balance_the_senders():
+    holders = {"w": ("a", "b"), "b": ("a", "b"), "x": ("b",)}
+    wanted = {"a": ("w", "b", "x"), "c": ("w", "b")}
+    assert moves(holders, wanted, {"w": 8, "b": 4, "x": 1}) == (
+        ("b", "a", "c"),
+        ("w", "b", "c"),
+        ("x", "b", "a"),
+    )
