@@ -1,0 +1,292 @@
+"""Optimisers of tables: they move the rows that a step touched, and know what the others missed.
+
+    meaning     rows without a gradient in a step
+    "touched"   stay as they are, state and weight decay included: what torch's sparse optimisers do
+    "dense"     move as under torch's dense optimiser; that is made up for when a row is next read
+
+Gradients come summed and divided, each row once. `rates` are the learning rates of all steps so far.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from evener.errors import ModelError, UsageError
+from evener.runtime.tables.idle import IdleSteps
+from evener.runtime.tables.rows import WEIGHT, Rows
+
+Meaning = Literal["touched", "dense"]
+_SEEN = "seen"  # the last step that a row has in it
+
+
+class TableOptimizer(Protocol):
+    """How the rows of a table move. `lr` None: the rate of the job's own optimiser, schedule included."""
+
+    @property
+    def lr(self) -> float | None: ...
+
+    def widths(self, dim: int) -> dict[str, int]:
+        """Numbers of state for a row of `dim` numbers, by column."""
+        ...
+
+    def move(self, rows: Rows, slots: torch.Tensor, gradient: torch.Tensor, rates: np.ndarray) -> None:
+        """Take step number `len(rates)` with `gradient` for the rows in `slots`."""
+        ...
+
+    def catch_up(self, rows: Rows, slots: torch.Tensor, rates: np.ndarray) -> None:
+        """Give the rows in `slots` what they missed until now, so that they can be read."""
+        ...
+
+
+def _check(optimizer: Any) -> None:
+    for name, low in (("lr", 0.0), ("weight_decay", 0.0), ("eps", 0.0)):
+        value = getattr(optimizer, name, None)
+        if value is not None and not low <= value < math.inf:
+            raise UsageError(f"{name} of a table's {type(optimizer).__name__} is {value}")
+    if getattr(optimizer, "meaning", "dense") not in ("touched", "dense"):
+        raise UsageError(f"meaning={optimizer.meaning!r}", remedy='meaning="touched" or "dense"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """p -= lr · (g + weight_decay · p). With "dense" decay goes on in rows that a step does not touch.
+
+    Example: p = 1, g = 0.5, lr = 0.1: 0.95.
+    """
+
+    lr: float | None = None
+    weight_decay: float = 0.0
+    meaning: Meaning = "dense"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def widths(self, dim: int) -> dict[str, int]:
+        return {_SEEN: 1} if self._defers else {}
+
+    def move(self, rows: Rows, slots: torch.Tensor, gradient: torch.Tensor, rates: np.ndarray) -> None:
+        weight, lr = rows.columns[WEIGHT], float(rates[-1])
+        if self.weight_decay:
+            gradient = gradient.add(weight.index_select(0, slots), alpha=self.weight_decay)
+        weight.index_add_(0, slots, gradient, alpha=-lr)
+        if self._defers:
+            rows.columns[_SEEN][slots] = float(len(rates))
+
+    def catch_up(self, rows: Rows, slots: torch.Tensor, rates: np.ndarray) -> None:
+        late = _late(rows, slots, rates) if self._defers else None
+        if late is None:
+            return
+        slots, seen = late
+        kept = IdleSteps(0.0, 0.0, self.weight_decay).kept(seen, rates)
+        weight = rows.columns[WEIGHT]
+        weight[slots] = weight[slots] * _column(kept, weight)
+        rows.columns[_SEEN][slots] = float(len(rates))
+        rows.changed(slots)
+
+    @property
+    def _defers(self) -> bool:
+        return self.meaning == "dense" and self.weight_decay > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad:
+    """s += g²; p -= lr · g / (√s + eps). `row_wise`: one s a row, the mean of g² over it.
+
+    A row without a gradient does not move, so both meanings are one; weight decay counts in touched rows.
+    """
+
+    lr: float | None = None
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+    initial: float = 0.0
+    lr_decay: float = 0.0
+    row_wise: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def widths(self, dim: int) -> dict[str, int]:
+        return {"sum": 1 if self.row_wise else dim}
+
+    def move(self, rows: Rows, slots: torch.Tensor, gradient: torch.Tensor, rates: np.ndarray) -> None:
+        weight, sums = rows.columns[WEIGHT], rows.columns["sum"]
+        lr = float(rates[-1]) / (1 + (len(rates) - 1) * self.lr_decay)
+        if self.weight_decay:
+            gradient = gradient.add(weight.index_select(0, slots), alpha=self.weight_decay)
+        square = gradient.square()
+        square = square.mean(1, keepdim=True) if self.row_wise else square
+        total = square.add_(sums.index_select(0, slots))
+        sums.index_copy_(0, slots, total)
+        scale = total.add(self.initial).sqrt_().add_(self.eps)
+        weight.index_add_(0, slots, gradient / scale, alpha=-lr)
+
+    def catch_up(self, rows: Rows, slots: torch.Tensor, rates: np.ndarray) -> None:
+        return
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """Adam as torch.optim.Adam ("dense") or torch.optim.SparseAdam ("touched") would move the rows.
+
+    `decoupled` decays weights apart from the gradient, as AdamW. "dense" with decay in the gradient is made up
+    for step by step; everything else in one go, see `idle.py`.
+    """
+
+    lr: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    meaning: Meaning = "dense"
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if not all(0 <= b < 1 for b in self.betas):
+            raise UsageError(f"betas of a table's Adam are {self.betas}", remedy="two numbers in [0, 1)")
+
+    def widths(self, dim: int) -> dict[str, int]:
+        state = {"mean": dim, "square": dim}
+        return state | {_SEEN: 1} if self.meaning == "dense" else state
+
+    def move(self, rows: Rows, slots: torch.Tensor, gradient: torch.Tensor, rates: np.ndarray) -> None:
+        columns, step, lr = rows.columns, len(rates), float(rates[-1])
+        p = columns[WEIGHT].index_select(0, slots)
+        m, v = (columns[n].index_select(0, slots) for n in ("mean", "square"))
+        self._step(p, m, v, gradient, step, lr)
+        for name, value in ((WEIGHT, p), ("mean", m), ("square", v)):
+            columns[name].index_copy_(0, slots, value)
+        if self.meaning == "dense":
+            columns[_SEEN][slots] = float(step)
+
+    def _step(
+        self, p: torch.Tensor, m: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, step: int, lr: float
+    ) -> None:
+        """One step in place; g None stands for a gradient of zero."""
+        beta1, beta2 = self.betas
+        if self.weight_decay and self.decoupled:
+            p.mul_(1 - lr * self.weight_decay)
+        elif self.weight_decay:
+            g = p * self.weight_decay if g is None else g.add(p, alpha=self.weight_decay)
+        if g is None:
+            m.mul_(beta1)
+            v.mul_(beta2)
+        else:
+            m.lerp_(g, 1 - beta1)
+            v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+        bc1, bc2 = 1 - beta1**step, 1 - beta2**step
+        if self.meaning == "dense":
+            p.addcdiv_(m, (v.sqrt() / math.sqrt(bc2)).add_(self.eps), value=-lr / bc1)
+        else:  # SparseAdam adds eps before the correction
+            p.addcdiv_(m, v.sqrt().add_(self.eps), value=-lr * math.sqrt(bc2) / bc1)
+
+    def catch_up(self, rows: Rows, slots: torch.Tensor, rates: np.ndarray) -> None:
+        late = _late(rows, slots, rates) if self.meaning == "dense" else None
+        if late is None:
+            return
+        slots, seen = late
+        columns = rows.columns
+        p, m, v = (columns[n][slots] for n in (WEIGHT, "mean", "square"))
+        idle = IdleSteps(*self.betas, self.weight_decay if self.decoupled else 0.0)
+        if idle.cuts is None or (self.weight_decay and not self.decoupled):
+            self._loop(p, m, v, seen, rates)
+        else:
+            self._leap(p, m, v, seen, rates, idle)
+        for name, value in ((WEIGHT, p), ("mean", m), ("square", v)):
+            columns[name][slots] = value
+        columns[_SEEN][slots] = float(len(rates))
+        rows.changed(slots)
+
+    def _loop(
+        self, p: torch.Tensor, m: torch.Tensor, v: torch.Tensor, seen: np.ndarray, rates: np.ndarray
+    ) -> None:
+        order = np.argsort(seen, kind="stable")
+        for step in range(int(seen.min()) + 1, len(rates) + 1):
+            here = torch.from_numpy(order[: np.searchsorted(seen[order], step)]).to(p.device)
+            some = [t[here] for t in (p, m, v)]
+            self._step(*some, None, step, float(rates[step - 1]))
+            for whole, part in zip((p, m, v), some, strict=True):
+                whole[here] = part
+
+    def _leap(
+        self,
+        p: torch.Tensor,
+        m: torch.Tensor,
+        v: torch.Tensor,
+        seen: np.ndarray,
+        rates: np.ndarray,
+        idle: IdleSteps,
+    ) -> None:
+        beta1, beta2 = self.betas
+        distinct, which = np.unique(seen, return_inverse=True)
+        base = np.maximum(distinct, 1)  # rows that no step touched have m = 0 and only decay
+        by_row = torch.from_numpy(which.reshape(-1)).to(p.device)
+
+        def spread(values: np.ndarray) -> torch.Tensor:
+            return _column(values, p)[by_row]
+
+        a = (v / spread(1 - beta2**base)).sqrt_()
+        total = torch.zeros_like(p)
+        for stretch in idle.of(base, rates):
+            inverse = (a * spread(stretch.middle)).add_(self.eps).reciprocal_()
+            x = a * inverse
+            sum_ = torch.zeros_like(p)
+            for k in reversed(range(len(stretch.moments))):
+                sum_.mul_(x).neg_().add_(spread(stretch.moments[k]))
+            total.addcmul_(sum_, inverse)
+        gap = len(rates) - distinct
+        p.mul_(spread(idle.kept(distinct, rates))).addcmul_(m, total, value=-1.0)
+        m.mul_(spread(beta1**gap))
+        v.mul_(spread(beta2**gap))
+
+
+def _late(rows: Rows, slots: torch.Tensor, rates: np.ndarray) -> tuple[torch.Tensor, np.ndarray] | None:
+    """Slots of the rows that missed steps, and the last step of each; None where there are none."""
+    seen = rows.columns[_SEEN][slots, 0]
+    late = (seen < len(rates)).nonzero()[:, 0]
+    if not len(late):
+        return None
+    return slots[late], seen[late].cpu().numpy().astype(np.int64)
+
+
+def _column(values: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(values).to(like.device, like.dtype)[:, None]
+
+
+def like_torch(optimizer: torch.optim.Optimizer, table: str) -> TableOptimizer:
+    """The table's optimiser that does what `optimizer` would do to the whole table; its lr is left open.
+
+    ModelError for one that tables do not have (momentum, amsgrad, other algorithms).
+    """
+    kind, given = type(optimizer), optimizer.defaults
+    odd = [n for n in ("momentum", "amsgrad", "maximize", "nesterov") if given.get(n)]
+    made: TableOptimizer | None = None
+    if not odd and kind is torch.optim.SGD:
+        made = SGD(weight_decay=given["weight_decay"])
+    elif not odd and kind is torch.optim.Adagrad and not given["weight_decay"]:
+        made = Adagrad(
+            eps=given["eps"], lr_decay=given["lr_decay"], initial=given["initial_accumulator_value"]
+        )
+    elif not odd and kind in (torch.optim.Adam, torch.optim.AdamW):
+        made = Adam(
+            betas=given["betas"],
+            eps=given["eps"],
+            weight_decay=given["weight_decay"],
+            decoupled=kind is torch.optim.AdamW or bool(given.get("decoupled_weight_decay")),
+        )
+    elif not odd and kind is torch.optim.SparseAdam:
+        made = Adam(betas=given["betas"], eps=given["eps"], meaning="touched")
+    if made is None:
+        with_odd = f" with {', '.join(odd)}" if odd else ""
+        raise ModelError(
+            f"the table {table} cannot be moved as {kind.__name__}{with_odd} would",
+            remedy="table_optimizer=ev.tables.Adam(...), SGD(...) or Adagrad(...) in the recipe",
+        )
+    return made
+
+
+def at_rate(optimizer: TableOptimizer, lr: float) -> TableOptimizer:
+    """The same optimiser with a learning rate of its own."""
+    return replace(optimizer, lr=lr)  # type: ignore[type-var]

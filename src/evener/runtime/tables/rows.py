@@ -1,0 +1,73 @@
+"""Where a table's rows lie, with their optimiser's state: columns of one length, found by slot."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from evener.errors import ModelError
+
+INIT_BLOCK = 4096  # rows drawn from one generator: any part of a table can be made by itself
+WEIGHT = "weight"
+_FLOATS = (torch.float32, torch.float64)
+
+
+class Rows(Protocol):
+    """Rows of a table by number; `columns` are matrices in which a row lies at its slot."""
+
+    columns: dict[str, torch.Tensor]
+
+    def prepare(self, widths: Mapping[str, int]) -> None:
+        """Add a column of zeros for each name and width (numbers a row)."""
+        ...
+
+    def slots(self, ids: torch.Tensor) -> torch.Tensor:
+        """Slots of the rows `ids` (int64 on the CPU, each once), which now hold them."""
+        ...
+
+    def changed(self, slots: torch.Tensor) -> None:
+        """The rows in `slots` were written to."""
+        ...
+
+
+class MemoryRows:
+    """All rows in one memory: a slot is the row's number. The weight is the tensor given, not a copy."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        check_dtype(weight.dtype)
+        self.columns = {WEIGHT: weight}
+
+    def prepare(self, widths: Mapping[str, int]) -> None:
+        weight = self.columns[WEIGHT]
+        for name, width in widths.items():
+            self.columns[name] = weight.new_zeros(len(weight), width)
+
+    def slots(self, ids: torch.Tensor) -> torch.Tensor:
+        return ids.to(self.columns[WEIGHT].device)
+
+    def changed(self, slots: torch.Tensor) -> None:
+        return
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """ModelError unless a table can have `dtype`: sums over many steps need float32 or more."""
+    if dtype not in _FLOATS:
+        raise ModelError(f"a table of {dtype} cannot be placed", remedy="float32 or float64")
+
+
+def initial_rows(
+    start: int, stop: int, dim: int, seed: int, std: float = 1.0, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Rows `start` to `stop` of a new table, normal with deviation `std`, the same whoever makes them.
+
+    Block number b of 4,096 rows is drawn from a generator seeded with (seed, b).
+    Example: rows 5 to 9 of a table are rows 0 to 4 of what `initial_rows(5, 10, …)` gives.
+    """
+    made = torch.empty(stop - start, dim, dtype=dtype)
+    for block in range(start // INIT_BLOCK, -(-stop // INIT_BLOCK)):
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + block) % 2**63)
+        drawn = torch.empty(INIT_BLOCK, dim).normal_(0.0, std, generator=generator)
+        first = block * INIT_BLOCK
+        low, high = max(start, first), min(stop, first + INIT_BLOCK)
+        made[low - start : high - start] = drawn[low - first : high - first]
+    return made
