@@ -101,7 +101,7 @@ class Scopes:
 
     @property
     def leaders(self) -> dict[str, str]:
-        """By layer, the one device that has the running statistics of all waves; absent where all holders do."""
+        """By layer, the one device that has the statistics of all waves; absent where all have them."""
         return dict(self._leaders)
 
     def _hand_out(self, names: Sequence[str]) -> None:
