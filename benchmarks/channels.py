@@ -32,14 +32,14 @@ DEVICES = ("h/a", "h/b")
 CPU = torch.device("cpu")
 SIZES = {"64 B": 64, "64 KiB": 2**16, "1 MiB": 2**20}
 WIDTH, ROWS, NUM_MICRO = 16, 4, 16
-BARS_US = {"shared": 160.0, "gloo": 400.0}
+BARS_US = {"shared": 160.0, "tcp": 400.0}
 
 
 def open_here(rank: int, transport: str) -> Channel:
-    """This process's channel over `transport`; "gloo" is what two hosts would get."""
+    """This process's channel over `transport`; "tcp" is what two hosts would get."""
     channel.IS_AVAILABLE = transport == "shared"
     store = dist.PrefixStore(transport, dist.distributed_c10d._get_default_store())
-    return open_channel(Ranks(DEVICES, DEVICES[rank]), store, dist.group.WORLD)
+    return open_channel(Ranks(DEVICES, DEVICES[rank]), store)
 
 
 def round_trips(end: Channel, rank: int, num_bytes: int, count: int) -> list[float]:
@@ -171,7 +171,7 @@ def main() -> int:
     for name, us in figures["action_us"].items():
         say(f"per action, {name}: {us:.0f} µs, {figures['action_cpu_us'][name]:.0f} µs of them computing")
     bars = [Bar(name=f"action_us {t}", value=figures["action_us"][t], at_most=b) for t, b in BARS_US.items()]
-    for transport, most in (("shared", 0.6), ("gloo", 1.0)):
+    for transport, most in (("shared", 0.6), ("tcp", 1.0)):
         ratio = figures["action_us"][transport] / figures["action_us"]["torch"]
         bars.append(Bar(name=f"{transport} / torch", value=ratio, at_most=most))
     return finish(figures, bars, as_json=args.json)

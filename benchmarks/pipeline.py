@@ -28,7 +28,7 @@ from evener.session.measure import profile_recipe
 DEEP = Path(__file__).resolve().parent / "deep_text.py"
 BATCH = 16  # of benchmarks/deep_text.py
 MEASURED = (1, 2)  # samples; prices go on along the line up to twice the largest
-ACTION_US = {"shared": 160.0, "gloo": 400.0}
+ACTION_US = {"shared": 160.0, "tcp": 400.0}
 Section = tuple[dict[str, Any], list[Bar]]
 
 

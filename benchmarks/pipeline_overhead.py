@@ -1,7 +1,7 @@
 """What the executor costs where nothing is uneven: two equal unpaced processes, one cut, beside torch's 1F1B.
 
 Each rival holds a model of its own and takes steps in turn, in rotating order: evener over shared memory and
-over Gloo, torch's Schedule1F1B twice. The second torch is the control: what its ratio to the first differs
+over TCP, torch's Schedule1F1B twice. The second torch is the control: what its ratio to the first differs
 from 1 is what this machine cannot tell apart. Each step ends with the optimiser; evener's also agrees on it.
 """
 
@@ -38,7 +38,7 @@ CASES = {
     "almost no compute": {"width": 16, "length": 8, "depth": 2, "micro_batches": 16, "heads": 0},
     "2 ms and more": {"width": 256, "length": 64, "depth": 2, "micro_batches": 8, "heads": 4},
 }
-RIVALS = ("shared", "gloo", "varying", "torch", "control")
+RIVALS = ("shared", "tcp", "varying", "torch", "control")
 Step = Callable[[int], None]
 
 
@@ -102,13 +102,13 @@ def evener_step(rank: int, case: dict[str, int], transport: str) -> tuple[Step, 
     held = {number: [n for n in stage.named if n in named] for number, stage in enumerate(made.stages)}
     segments = segments_of(held, {0: DEVICES[:1], 1: DEVICES[1:]}, {}, list(named))
     reducers = reducers_for(segments, here, frozenset({rank}), named, lambda among: SoloWire(), 2)
-    channel.IS_AVAILABLE = transport != "gloo"
+    channel.IS_AVAILABLE = transport != "tcp"
     store = dist.PrefixStore(transport, dist.distributed_c10d._get_default_store())
     holding = Holding(
         parts={rank: part},
         reducers=reducers,
         wire=GroupWire(),
-        channel=open_channel(ranks, store, dist.group.WORLD),
+        channel=open_channel(ranks, store),
     )
     optimizer = torch.optim.SGD([named[n] for n in held[rank]], lr=1e-3)
     executor = Executor(holding, optimizer, problem, ranks, HardwareDriver(CPU), Settings())

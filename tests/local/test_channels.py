@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from evener.errors import PeerLostError, ReductionMismatchError
-from evener.runtime.channels import channel, gloo
+from evener.runtime.channels import channel
 from evener.runtime.channels.channel import JobChannel, open_channel
 from evener.runtime.channels.local import Hub
 from evener.runtime.ranks import Ranks
@@ -19,18 +19,16 @@ from tests.local.pool import Pool
 
 CPU = torch.device("cpu")
 DEVICES = ("lab1/a", "lab1/b", "lab2/c")
-both = pytest.mark.parametrize("transport", ["shared", "gloo"])
+both = pytest.mark.parametrize("transport", ["shared", "tcp"])
 
 
 def open_here(
     rank: int, world_size: int, transport: str, timeout_s: float = 10.0, generation: int = 0
 ) -> JobChannel:
-    """This process's channel; "gloo" is what two hosts would get."""
+    """This process's channel; "tcp" is what two hosts would get."""
     channel.IS_AVAILABLE = transport == "shared"
     store = dist.PrefixStore(f"channel{generation}", dist.distributed_c10d._get_default_store())
-    return open_channel(
-        Ranks(DEVICES[:world_size], DEVICES[rank]), store, dist.group.WORLD, timeout_s=timeout_s
-    )
+    return open_channel(Ranks(DEVICES[:world_size], DEVICES[rank]), store, timeout_s=timeout_s)
 
 
 def failing(work: Callable[[], Any], kind: type[Exception]) -> tuple[str, float]:
@@ -68,7 +66,7 @@ def exchange(rank: int, world_size: int, transport: str) -> str:
                 (x.dtype, x.shape, x.requires_grad) for x in sent
             ]
             assert all(torch.equal(x, y) for x, y in zip(sent, got, strict=True))
-            assert (w.sent_s is None) == (transport == "gloo")
+            assert (w.sent_s is None) == (transport == "tcp")
         for p in pending:
             p.wait()
     dist.barrier()
@@ -79,31 +77,7 @@ def exchange(rank: int, world_size: int, transport: str) -> str:
 @both
 def test_everything_arrives_both_ways(pool: Pool, transport: str) -> None:
     reasons = pool.run(exchange, 2, transport)
-    assert all(("Gloo" if transport == "gloo" else "shared memory") in reason for reason in reasons)
-
-
-def send_ahead(rank: int, world_size: int) -> int:
-    """One direction only, with an answer now and then: buffers of what was taken are used again."""
-    opened = open_here(rank, world_size, "gloo")
-    for i in range(40):
-        if rank == 0:
-            opened.send((torch.full((1000,), i),), DEVICES[1], f"k{i}")
-            if i % 4 == 3:
-                opened.receive(DEVICES[1], f"answer {i}", device=CPU).wait()
-        else:
-            assert int(opened.receive(DEVICES[0], f"k{i}", device=CPU).wait()[0][-1]) == i
-            if i % 4 == 3:
-                opened.send((), DEVICES[0], f"answer {i}").wait()
-    transport = opened._transports["gloo"]
-    assert isinstance(transport, gloo.GlooTransport)
-    held = len(transport._links[DEVICES[1 - rank]]._on_the_way)
-    dist.barrier()
-    opened.close()
-    return held
-
-
-def test_gloo_holds_only_what_was_not_taken(pool: Pool) -> None:
-    assert max(pool.run(send_ahead, 2)) <= 4
+    assert all(("TCP" if transport == "tcp" else "shared memory") in reason for reason in reasons)
 
 
 def reopen(rank: int, world_size: int, transport: str) -> None:
@@ -153,7 +127,7 @@ def die(rank: int, world_size: int, transport: str, with_child: bool) -> Any:
     return *found, "memfd:evener" in Path("/proc/self/maps").read_text()
 
 
-@pytest.mark.parametrize(("transport", "with_child"), [("shared", True), ("gloo", False)])
+@pytest.mark.parametrize(("transport", "with_child"), [("shared", True), ("tcp", True)])
 def test_a_killed_device_is_named_at_once(pool: Pool, transport: str, with_child: bool) -> None:
     *others, killed = pool.outcomes(die, 3, transport, with_child)
     assert "died with exit code -9" in killed.error
@@ -211,10 +185,7 @@ def pass_on(rank: int, world_size: int, transport: str) -> list[str]:
     store = dist.distributed_c10d._get_default_store()
     hub = Hub()
     here = DEVICES[:2] if rank == 0 else DEVICES[2:]
-    ends = {
-        name: open_channel(Ranks(DEVICES, name), store, dist.group.WORLD, hub=hub, rank=rank, timeout_s=10)
-        for name in here
-    }
+    ends = {name: open_channel(Ranks(DEVICES, name), store, hub=hub, timeout_s=10) for name in here}
     pending = [ends[DEVICES[0]].send((torch.tensor(0),), DEVICES[1], "0")] if rank == 0 else []
     for hop in range(1, 13):
         name, source, to = (DEVICES[(hop + step) % 3] for step in (0, -1, 1))
@@ -237,5 +208,5 @@ def pass_on(rank: int, world_size: int, transport: str) -> list[str]:
 def test_two_devices_in_one_process_and_one_in_another(pool: Pool, transport: str) -> None:
     first, second = pool.run(pass_on, 2, transport)
     assert sum("in one process" in reason for reason in first) == 2
-    word = "Gloo" if transport == "gloo" else "shared memory"
+    word = "TCP" if transport == "tcp" else "shared memory"
     assert sum(word in reason for reason in first) == sum(word in reason for reason in second) == 2

@@ -1,5 +1,6 @@
 """One process's place in the job: its device, opened, and the driver and wire that stand before it."""
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from evener.runtime.channels.channel import open_channel
 from evener.runtime.hardware import HardwareDriver, open_torch_device
 from evener.runtime.ranks import Ranks
 from evener.runtime.wire import GroupWire, SoloWire, StagedWire
+from evener.session.address import address_here
 
 # What each kind of accelerator talks with among its own; anything else goes over Gloo through host memory.
 _FAST_BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
@@ -49,7 +51,8 @@ class Site:
 
     def channel(self, fleet: Fleet, ranks: Ranks, store: dist.Store, *, rehearse: bool) -> Channel:
         """The channel to the other devices of the job, for what crosses the cuts of a pipeline."""
-        plain = open_channel(ranks, dist.PrefixStore("channels", store), dist.group.WORLD)
+        host = address_here(os.environ)
+        plain = open_channel(ranks, dist.PrefixStore("channels", store), host=host)
         if not rehearse:
             return plain
         assert isinstance(self.driver, PacedDriver)

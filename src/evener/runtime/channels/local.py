@@ -13,6 +13,7 @@ import torch
 from evener.runtime.channels.messages import Message
 from evener.runtime.channels.places import Place
 from evener.runtime.channels.problems import lost, stalled
+from evener.runtime.channels.stop import Stop
 
 Parts = tuple[tuple[torch.Tensor, bool], ...]
 
@@ -43,6 +44,13 @@ class Hub:
                 if source == device:
                     waiting.put(None)
 
+    def interrupt(self, device: str) -> None:
+        """Wake `device` wherever it waits."""
+        with self._lock:
+            for (_, target), waiting in self._queues.items():
+                if target == device:
+                    waiting.put(None)
+
     def is_gone(self, device: str) -> bool:
         """Whether `device` had a channel and closed it."""
         with self._lock:
@@ -52,17 +60,22 @@ class Hub:
 class LocalTransport:
     """One device's end of its `hub`."""
 
-    def __init__(self, here: str, hub: Hub, timeout_s: float) -> None:
-        self._here, self._hub, self._timeout_s = here, hub, timeout_s
+    def __init__(self, here: str, hub: Hub, timeout_s: float, stop: Stop) -> None:
+        self._here, self._hub, self._timeout_s, self._stop = here, hub, timeout_s, stop
+        stop.also(lambda: hub.interrupt(here))
 
     def sender(self, to: Place) -> "LocalSender":
         return LocalSender(self._hub, self._here, to.device)
 
     def receiver(self, source: Place) -> "LocalReceiver":
-        return LocalReceiver(self._hub.queue(source.device, self._here), source.device, self._timeout_s)
+        waiting = self._hub.queue(source.device, self._here)
+        return LocalReceiver(waiting, source.device, self._timeout_s, self._stop)
 
     def close(self) -> None:
         self._hub.leave(self._here)
+
+    def close_sockets(self) -> None:
+        """There are none."""
 
 
 class Sent:
@@ -92,8 +105,8 @@ class LocalSender:
 class LocalReceiver:
     """Takes what one other device handed over."""
 
-    def __init__(self, waiting: queue.SimpleQueue, source: str, timeout_s: float) -> None:
-        self._queue, self._source, self._timeout_s = waiting, source, timeout_s
+    def __init__(self, waiting: queue.SimpleQueue, source: str, timeout_s: float, stop: Stop) -> None:
+        self._queue, self._source, self._timeout_s, self._stop = waiting, source, timeout_s, stop
 
     def take(self, key: str, device: torch.device) -> Message:
         try:
@@ -102,6 +115,7 @@ class LocalReceiver:
             raise stalled(self._source, key, self._timeout_s) from None
         if item is None:
             self._queue.put(None)
+            self._stop.check()
             raise lost(self._source, f"{key} was awaited from it", "it closed its channel")
         got, sent_s, parts = item
         tensors = tuple(t.to(device).requires_grad_(flag) for t, flag in parts)

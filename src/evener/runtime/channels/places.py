@@ -1,8 +1,10 @@
 """Where a device runs, told to the others through the job's store, and how two places are best joined."""
 
+import ipaddress
 import os
 import re
-from datetime import timedelta
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -12,31 +14,39 @@ from evener.core.figures import Value
 from evener.core.files import decode, encode
 from evener.errors import PeerLostError
 
-Transport = Literal["local", "shared", "gloo"]
+Transport = Literal["local", "shared", "tcp"]
 _MAX_PLACE_BYTES = 4096
+_LOOK_S = 0.005
 
 
 class Place(Value, frozen=True, kw_only=True):
     """Where `device` runs.
 
     `process` is a random name of its process, `host` of the running kernel and its network namespace (empty
-    where that cannot be told). `address` is its unix socket (empty where there are none), `token` a random
-    name of this end, `rank` its process in the group, `buffer_bytes` how long its first receive buffers are.
+    where that cannot be told). `address` is its unix socket (empty where there are none), `door` its IP
+    address and TCP port, `token` a random name of this end that only the job knows.
     """
 
     device: str
     process: str
     host: str
     address: str
+    door: str
     token: str
-    rank: int
-    buffer_bytes: int
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]{0,100}", self.address):
             raise ValueError(f"{self.address!r} is no name of a socket")
-        if self.rank < 0 or not 4096 <= self.buffer_bytes <= 2**30:
-            raise ValueError(f"rank {self.rank} or buffers of {self.buffer_bytes} bytes are out of range")
+        host, _, port = self.door.partition(" ")
+        if self.door and not (_is_ip(host) and re.fullmatch(r"\d{1,5}", port) and 0 < int(port) < 65536):
+            raise ValueError(f"{self.door!r} is no IP address with a port")
+        if self.door and not re.fullmatch(r"[0-9a-f]{32}", self.token):
+            raise ValueError("a token of another length than 32 characters")
+
+    @property
+    def is_reachable_from_afar(self) -> bool:
+        """Whether other hosts could come to its door; a loopback address is each host's own."""
+        return bool(self.door) and not ipaddress.ip_address(self.door.partition(" ")[0]).is_loopback
 
 
 def choose_transport(a: Place, b: Place) -> tuple[Transport, str]:
@@ -48,11 +58,11 @@ def choose_transport(a: Place, b: Place) -> tuple[Transport, str]:
     if a.process == b.process:
         return "local", f"{pair} run in one process: tensors are handed over"
     if not a.host or not b.host:
-        return "gloo", f"{pair} cannot tell whether they share a host: Gloo"
+        return "tcp", f"{pair} cannot tell whether they share a host: TCP"
     if a.host != b.host:
-        return "gloo", f"{pair} are on different hosts: Gloo, through host memory"
+        return "tcp", f"{pair} are on different hosts: TCP, through host memory"
     if not a.address or not b.address:
-        return "gloo", f"{pair} are on one host that lacks shared memory by file descriptor: Gloo"
+        return "tcp", f"{pair} are on one host that lacks shared memory by file descriptor: TCP"
     return "shared", f"{pair} are on one host: shared memory, announced over a unix socket"
 
 
@@ -70,16 +80,31 @@ def announce(place: Place, store: dist.Store) -> None:
     store.set(f"channel/{place.device}", encode(place))  # type: ignore[arg-type]  # bytes are taken
 
 
-def find(device: str, store: dist.Store, timeout_s: float) -> Place:
-    """Where `device` runs; PeerLostError when it has not said so within `timeout_s`."""
-    key = f"channel/{device}"
+def find(device: str, store: dist.Store, timeout_s: float, check: Callable[[], None] = lambda: None) -> Place:
+    """Where `device` runs; PeerLostError when it has not said so within `timeout_s`.
+
+    `check()` is asked now and then whether to go on, and raises if not.
+    """
+    key, until_s = f"channel/{device}", time.monotonic() + timeout_s
+    why = ""
     try:
-        store.wait([key], timedelta(seconds=timeout_s))
-        raw = store.get(key)
+        while not store.check([key]) and time.monotonic() < until_s:
+            check()
+            time.sleep(_LOOK_S)
+        if store.check([key]):
+            return decode(store.get(key)[:_MAX_PLACE_BYTES], Place, f"what {device} says of its place")
     except (dist.DistStoreError, RuntimeError) as e:
-        raise PeerLostError(
-            f"{device} did not open its channel within {timeout_s:g} s",
-            numbers=str(e).splitlines()[0],
-            remedy=f"look for the first error of {device}",
-        ) from e
-    return decode(raw[:_MAX_PLACE_BYTES], Place, f"what {device} says of its place")
+        why = str(e).splitlines()[0]
+    raise PeerLostError(
+        f"{device} did not open its channel within {timeout_s:g} s",
+        numbers=why,
+        remedy=f"look for the first error of {device}",
+    )
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

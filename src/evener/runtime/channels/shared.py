@@ -16,7 +16,6 @@ import socket
 import struct
 import sys
 import time
-import weakref
 from collections import deque
 
 import torch
@@ -35,6 +34,7 @@ from evener.runtime.channels.messages import (
 )
 from evener.runtime.channels.places import Place
 from evener.runtime.channels.problems import lost, stalled
+from evener.runtime.channels.stop import Stop
 
 _PREFIX = struct.Struct("<QQQ")  # bytes of the new ring or 0, start, end
 _MAX_PACKET = _PREFIX.size + MAX_HEADER_BYTES
@@ -51,8 +51,8 @@ class SharedTransport:
     Only processes of the same user get in.
     """
 
-    def __init__(self, here: str, timeout_s: float) -> None:
-        self.here, self.timeout_s = here, timeout_s
+    def __init__(self, here: str, timeout_s: float, stop: Stop) -> None:
+        self.here, self.timeout_s, self.stop = here, timeout_s, stop
         self.address = f"evener-{secrets.token_hex(16)}"
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._door.bind(f"\0{self.address}")
@@ -62,7 +62,6 @@ class SharedTransport:
         self._with_backlog: set[SharedSender] = set()
         self._receivers: list[SharedReceiver] = []
         self._arrived: dict[str, socket.socket] = {}
-        _open_transports.add(self)
 
     def sender(self, to: Place) -> "SharedSender":
         if to.device not in self._senders:
@@ -98,6 +97,7 @@ class SharedTransport:
         TimeoutError at `until_s`. Kept headers go out meanwhile.
         """
         poll = select.poll()
+        poll.register(self.stop, select.POLLIN)
         poll.register(awaited or self._door, select.POLLIN)
         own = None
         if awaited is None:  # a peer that ends before it connects shows on our connection to it
@@ -110,6 +110,7 @@ class SharedTransport:
         events = poll.poll(max(0.0, left_s) * 1000)
         if not events:
             raise TimeoutError
+        self.stop.check()
         self.flush()
         return all(number != own for number, _ in events)
 
@@ -128,7 +129,6 @@ class SharedTransport:
             sender.drain()
 
     def close(self) -> None:
-        _open_transports.discard(self)
         self.close_sockets()
         for receiver in self._receivers:
             receiver.close()
@@ -139,19 +139,6 @@ class SharedTransport:
             connection.close()
         for sender in self._senders.values():
             sender.close()
-
-
-_open_transports: "weakref.WeakSet[SharedTransport]" = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """A forked child, such as a loader's worker, must not keep the sockets of a killed parent open."""
-    for transport in list(_open_transports):
-        transport.close_sockets()
-
-
-if IS_AVAILABLE:
-    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _is_same_user(connection: socket.socket) -> bool:
@@ -223,7 +210,9 @@ class SharedSender:
         """Send all that is kept; PeerLostError when the other takes nothing for the timeout."""
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
+        poll.register(self._transport.stop, select.POLLIN)
         while not self.flush():
+            self._transport.stop.check()
             if not poll.poll(self._transport.timeout_s * 1000):
                 waiting = f"{len(self._backlog)} messages"
                 raise stalled(self._to, waiting, self._transport.timeout_s, verb="take")

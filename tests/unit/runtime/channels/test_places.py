@@ -12,7 +12,7 @@ from evener.runtime.channels.places import Place, announce, choose_transport, fi
 
 def place(device: str = "h/a", process: str = "p", host: str = "boot:1", address: str = "evener-1") -> Place:
     return Place(
-        device=device, process=process, host=host, address=address, token="t", rank=0, buffer_bytes=4096
+        device=device, process=process, host=host, address=address, door="127.0.0.1 80", token="0" * 32
     )
 
 
@@ -27,14 +27,14 @@ def place(device: str = "h/a", process: str = "p", host: str = "boot:1", address
         ),
         (
             place("g/b", "q", "boot:2"),
-            "gloo",
-            "h/a and g/b are on different hosts: Gloo, through host memory",
+            "tcp",
+            "h/a and g/b are on different hosts: TCP, through host memory",
         ),
-        (place("h/b", "q", ""), "gloo", "h/a and h/b cannot tell whether they share a host: Gloo"),
+        (place("h/b", "q", ""), "tcp", "h/a and h/b cannot tell whether they share a host: TCP"),
         (
             place("h/b", "q", address=""),
-            "gloo",
-            "h/a and h/b are on one host that lacks shared memory by file descriptor: Gloo",
+            "tcp",
+            "h/a and h/b are on one host that lacks shared memory by file descriptor: TCP",
         ),
     ],
 )
@@ -66,7 +66,8 @@ def test_a_device_that_says_nothing_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"address": "../x"}, {"buffer_bytes": 2**40}, {"rank": -1}, {"rank": "0"}]
+    "change",
+    [{"address": "../x"}, {"door": "127.0.0.1"}, {"door": "::1 70000"}, {"door": "x 1"}, {"token": "0" * 31}],
 )
 def test_nonsense_in_the_store_is_refused(change: dict) -> None:
     store = dist.HashStore()
