@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from evener.core.catalogue import known_device, near_kinds, with_table
 from evener.core.figures import Curve, Figure
 from evener.core.fleet import Device, Fleet, Link
-from evener.core.profile import Profile, StepTiming, Timing
+from evener.core.profile import Profile
 from evener.errors import UnknownNameError, UsageError
+from evener.planner.slowed import slowed
 
 SPELLING = (
     "drop NAME | add KIND [HOST] | slow NAME xFACTOR | price NAME AMOUNT | links xFACTOR | batch xFACTOR"
@@ -60,7 +61,8 @@ def _changed(world: World, words: list[str], text: str) -> World:
         case ["add", *kind_and_host] if kind_and_host:
             return _added(world, " ".join(kind_and_host))
         case ["slow", name, factor]:
-            return _slowed(world, world.fleet.device(name), _factor(factor, text))
+            fleet, profile = slowed(world.fleet, world.profile, name, _factor(factor, text))
+            return replaced(world, fleet=fleet, profile=profile)
         case ["price", name, amount]:
             price = Figure(value=_factor(amount, text), source="assumed")
             return _with(world, replace(world.fleet.device(name), price_per_hour=price))
@@ -82,9 +84,9 @@ def _factor(word: str, text: str) -> float:
     return value
 
 
-def _with(world: World, device: Device, profile: Profile | None = None) -> World:
+def _with(world: World, device: Device) -> World:
     devices = tuple(device if d.name == device.name else d for d in world.fleet.devices)
-    return replaced(world, fleet=replace(world.fleet, devices=devices), profile=profile or world.profile)
+    return replaced(world, fleet=replace(world.fleet, devices=devices))
 
 
 def _added(world: World, kind_and_host: str) -> World:
@@ -113,38 +115,6 @@ def _from_table(world: World, kind: str, host: str) -> Device:
             remedy=f"one of: {', '.join(dict.fromkeys([*near_kinds(kind, kinds), *kinds]))}",
         )
     return with_table(Device(name=f"{host}/new", kind=kind))
-
-
-def _slowed(world: World, device: Device, factor: float) -> World:
-    """The device gets a kind of its own, with the seconds of its kind times the factor, and lower rates."""
-    kind = f"{device.kind} ({factor:g} times slower)"
-
-    def timing(row: Timing) -> Timing:
-        keys = ("forward_s", "backward_s", "update_s")
-        return replace(row, kind=kind, **{k: _times(getattr(row, k), factor) for k in keys})
-
-    def step(row: StepTiming) -> StepTiming:
-        keys = ("forward_s", "backward_s", "update_s", "input_s", "step_overhead_s")
-        return replace(row, kind=kind, **{k: _times(getattr(row, k), factor) for k in keys})
-
-    old = world.profile
-    profile = replace(
-        old,
-        timings=(*old.timings, *(timing(t) for t in old.timings if t.kind == device.kind)),
-        steps=(*old.steps, *(step(s) for s in old.steps if s.kind == device.kind)),
-    )
-    slower = replace(
-        device,
-        kind=kind,
-        flops={t: replace(f, value=f.value / factor) for t, f in device.flops.items()},
-        bytes_per_s=_times(device.bytes_per_s, 1 / factor),
-        launch_s=_times(device.launch_s, factor),
-    )
-    return _with(world, slower, profile)
-
-
-def _times(figure: Figure | None, factor: float) -> Figure | None:
-    return None if figure is None else replace(figure, value=figure.value * factor)
 
 
 def _sped_up(links: tuple[Link, ...], factor: float) -> tuple[Link, ...]:
