@@ -22,8 +22,8 @@ RULES = ((2, 0.20, 4.0), (9, 0.11, 2.8), (MEMORY, 0.06, 1.5))
 
 The spread is the median difference between one observation and the next, which a jump does not widen; it is
 0.95 σ where the noise is normal. A median of n observations scatters by 1.25 σ / √n: bands of 2.8 spreads for
-9 and 1.5 for 33 are more than six such deviations. The least bands keep noise of ± 5 % out: two figures inside it differ
-by up to 1.05 / 0.95 = 11 %.
+9 and 1.5 for 33 are more than six such deviations. The least bands keep noise of ± 5 % out: two figures
+inside it differ by up to 1.05 / 0.95 = 11 %.
 """
 
 

@@ -121,6 +121,21 @@ class Steps:
             self._feed.close()
         self.executor.close()
 
+    def adopt(self, plan: Plan) -> None:
+        """Go on with `plan`, under which this device holds what it held; called by all devices together."""
+        if self._timetable.made:
+            self.decisions.append(
+                f"step {self.number}: the unequal schedule was made for other micro-batches; "
+                "it goes on with 1f1b"
+            )
+        self.scopes.hand_out()
+        self._timetable = self._timetable.after_shrinking()
+        self.plan = plan
+        self._open_plan()
+        if self._feed:
+            self._feed.close()  # what was read ahead belongs to the shares before
+        self._feed = None
+
     def _open_plan(self) -> None:
         """Schedules and waves of the plan now in force."""
         self.playbook = Playbook(self.plan, self.ranks.here, self._timetable.schedule)
@@ -185,18 +200,7 @@ class Steps:
                     f"step {result.number}: {short} ran out of memory with micro-batch "
                     f"{pipeline.micro_batch}; all redo the step, it goes on with {smaller}"
                 )
-        if self._timetable.made:
-            self.decisions.append(
-                f"step {result.number}: the unequal schedule was made for other micro-batches; "
-                "it goes on with 1f1b"
-            )
-        self.scopes.hand_out()
-        self._timetable = self._timetable.after_shrinking()
-        self.plan = msgspec.structs.replace(self.plan, pipelines=tuple(pipelines))
-        self._open_plan()
-        if self._feed:
-            self._feed.close()  # what was read ahead belongs to the shares before
-        self._feed = None
+        self.adopt(msgspec.structs.replace(self.plan, pipelines=tuple(pipelines)))
         if self.site.torch_device.type != "cpu":
             torch.accelerator.empty_cache()
 
