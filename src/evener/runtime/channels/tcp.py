@@ -88,22 +88,24 @@ class TcpSender:
         views = framed(pack(key, 0.0, layout), tensors)  # no moment: the other host has another clock
         with self._changed:
             self._check()
-            num = 0
-            if not self._backlog:
-                try:
-                    num = self._socket.sendmsg(views)
-                except BlockingIOError:
-                    pass
-                except OSError as e:
-                    self._error = e
-                    self._check()
-                if num == sum(map(len, views)):
-                    return SENT
+            num = 0 if self._backlog else self._write(views)
+            if num == sum(map(len, views)):
+                return SENT
             self._backlog.append(beyond(views, num))
             self._num_kept += 1
             kept = Kept(self, self._num_kept, key)
         self._transport.porter.carry(self)
         return kept
+
+    def _write(self, views: list[memoryview]) -> int:
+        """How many bytes of `views` the socket had room for."""
+        try:
+            return self._socket.sendmsg(views)
+        except BlockingIOError:
+            return 0
+        except OSError as e:
+            self._error = e
+            raise lost(self._to, "something was sent to it", e) from e
 
     def move(self) -> bool:
         """Send what is kept as far as there is room; by the porter."""
