@@ -17,6 +17,7 @@ import msgspec
 from evener.core.fleet import Device
 from evener.rehearsal.counting import Counter
 from evener.rehearsal.pace import seconds
+from evener.rehearsal.trouble import Trouble
 from evener.rehearsal.verdict import Lateness
 
 SPIN_S = 250e-6  # sleep overshoots by 50 to 150 µs; spinning for the last bit hits the deadline within 3 µs
@@ -38,12 +39,18 @@ class _Running:
     """The action under way: where it began, and what is known of it or its counter (neither: unpaced)."""
 
     def __init__(
-        self, start_s: float, begin_s: float, known: _Known | None = None, counter: Counter | None = None
+        self,
+        start_s: float,
+        begin_s: float,
+        known: _Known | None = None,
+        counter: Counter | None = None,
+        factor: float = 1.0,
     ) -> None:
         self.start_s = start_s  # on the device's clock
         self.begin_s = begin_s  # on this machine's
         self.known = known
         self.counter = counter
+        self.factor = factor  # times what the fleet file says
         self.launches_s: list[float] = []
 
 
@@ -69,6 +76,7 @@ class PacedDriver:
         self._known: dict[tuple[str, Hashable], _Known] = {}
         self._made_state: set[tuple[str, Hashable]] = set()
         self._running: _Running | None = None
+        self._trouble = Trouble()
         self._lateness = Lateness(device=device.name)
 
     def now(self) -> float:
@@ -78,6 +86,14 @@ class PacedDriver:
     def lateness(self) -> Lateness:
         """How well the clock was kept up to now."""
         return msgspec.structs.replace(self._lateness, lag_s=self._lag_s)
+
+    def slow(self, factor: float, for_s: float | None = None) -> None:
+        """From now on every paced action takes `factor` times as long, for `for_s` seconds or for good."""
+        self._trouble.slow(factor, self._now_s, for_s)
+
+    def disturb(self, noise: float, seed: str) -> None:
+        """From now on every paced action takes a time drawn with a heavy tail, see `Trouble`."""
+        self._trouble.disturb(noise, seed)
 
     def run(self, action: str, work: Callable[[], Any], *, signature: Hashable = ()) -> Any:
         """Do `work` and return its result when the device would have it; see `Driver.run`."""
@@ -106,7 +122,7 @@ class PacedDriver:
         if running.counter:
             done_s = seconds(running.counter.work(), self.device)
             running.launches_s.append(done_s)
-            return running.start_s + max(done_s, self._clock() - running.begin_s)
+            return running.start_s + max(done_s * running.factor, self._clock() - running.begin_s)
         if running.known is None:
             return running.start_s + self._clock() - running.begin_s
         ordinal = len(running.launches_s)
@@ -115,6 +131,7 @@ class PacedDriver:
             done_s = running.known.launches_s[ordinal]
         else:
             self._add(guessed=1)
+        done_s *= running.factor
         running.launches_s.append(done_s)
         return running.start_s + done_s
 
@@ -166,27 +183,29 @@ class PacedDriver:
         return result
 
     def _run_paced(self, known: _Known, work: Callable[[], Any]) -> Any:
-        self._running = _Running(self._now_s, self._clock(), known=known)
+        factor = self._trouble.factor(self._now_s)
+        self._running = _Running(self._now_s, self._clock(), known=known, factor=factor)
         result = work()
-        deadline_s = self._now_s + known.duration_s
+        duration_s = known.duration_s * factor
+        deadline_s = self._now_s + duration_s
         lag_s = max(0.0, self._clock() - deadline_s)
         late_s = max(0.0, lag_s - self._lag_s)  # lag of the action before is not this one's fault
-        self._add(actions=1, total_s=known.duration_s, late=int(late_s > 0), late_s=late_s)
+        self._add(actions=1, total_s=duration_s, late=int(late_s > 0), late_s=late_s)
         self._lag_s = lag_s
         self._reach(deadline_s)
         return result
 
     def _run_counted(self, key: tuple[str, Hashable], work: Callable[[], Any]) -> Any:
-        begin_s = self._clock()
+        begin_s, factor = self._clock(), self._trouble.factor(self._now_s)
         with Counter() as counter:
-            self._running = running = _Running(self._now_s, begin_s, counter=counter)
+            self._running = running = _Running(self._now_s, begin_s, counter=counter, factor=factor)
             result = work()
         known = _Known(seconds(counter.work(), self.device), running.launches_s)
         if key[0] != _MAKES_STATE or key in self._made_state:
             self._known[key] = known
         self._made_state.add(key)
         self._add(counted=1)
-        self._reach(self._now_s + max(known.duration_s, self._clock() - begin_s))
+        self._reach(self._now_s + max(known.duration_s * factor, self._clock() - begin_s))
         return result
 
     def _reach(self, deadline_s: float) -> None:
