@@ -21,8 +21,10 @@ VERBS = {
     "probe": "Measure this host's devices and links: writes a fleet file.",
     "profile": "Measure a model's layers on each kind of device: writes a profile file.",
     "plan": "Find the best plan for a fleet and a profile, and say why.",
+    "cost": "What training costs on every set of devices; is a device worth its price.",
     "simulate": "Play a plan without hardware: predicted times, device by device.",
     "train": "Train a recipe on all devices, or rehearse another fleet here.",
+    "report": "Write a run's folder as one HTML page that works offline.",
     "verify": "Show that the devices together compute what one device would.",
 }
 _SETTINGS = {"help_option_names": ["-h", "--help"]}

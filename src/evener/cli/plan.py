@@ -11,6 +11,20 @@ from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
+from evener.cli.options import (
+    Allow,
+    AsJson,
+    Batch,
+    BatchPerDevice,
+    FleetFile,
+    KeepAll,
+    MemoryMargin,
+    MicroBatch,
+    Model,
+    ModelPrecision,
+    ProfileFile,
+    ShapesWanted,
+)
 from evener.core.catalogue import read_fleet
 from evener.core.files import read, write
 from evener.core.fleet import Fleet
@@ -27,38 +41,20 @@ from evener.planner.groups import gib, ms
 from evener.planner.what_if import SPELLING, World, changed, usual_changes
 
 Objective = Literal["time", "money"]
-Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def plan(
-    fleet: Annotated[
-        Path, typer.Argument(help="Fleet file, from `evener probe` or by hand; kinds alone may do.")
-    ],
-    profile: Annotated[
-        Path | None, typer.Argument(help="Profile file, from `evener profile`; not with --model.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", "-b", help="Samples of an optimiser step.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Instead of a profile: gpt3-175b, llama-3-8b, gpt2, ... or a JSON configuration."),
-    ] = None,
-    precision: Annotated[Precision, typer.Option(help="Of the matrix products, with --model.")] = "float32",
-    batch_per_device: Annotated[
-        str | None,
-        typer.Option(help="Your own split: 2,2,2,15 in the order of the fleet, or host/gpu0=2,host/cpu=15."),
-    ] = None,
-    micro_batch: Annotated[int | None, typer.Option(help="Samples a device computes at once.")] = None,
-    memory_margin: Annotated[float, typer.Option(help="Part of each memory that stays free.")] = 0.1,
-    keep_all: Annotated[
-        bool, typer.Option("--keep-all", help="Use every device, also one that slows the job.")
-    ] = False,
-    shapes: Annotated[
-        Shapes, typer.Option(help="What to consider; auto: pipelines only if no device holds the model.")
-    ] = "auto",
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(help="Also allow: tensor-parallel, or unlinked (data without a link costs nothing)."),
-    ] = None,
+    fleet: FleetFile,
+    profile: ProfileFile = None,
+    batch: Batch = None,
+    model: Model = None,
+    precision: ModelPrecision = "float32",
+    batch_per_device: BatchPerDevice = None,
+    micro_batch: MicroBatch = None,
+    memory_margin: MemoryMargin = 0.1,
+    keep_all: KeepAll = False,
+    shapes: ShapesWanted = "auto",
+    allow: Allow = None,
     place: Annotated[
         list[str] | None,
         typer.Option(help="Where layers run: blocks.0-5=lab1/gpu0, embed=KIND, head=cpu. May be repeated."),
@@ -77,7 +73,7 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the best plan for a fleet and a profile, and say why."""
     devices = read_fleet(fleet)

@@ -106,12 +106,12 @@ def _added(world: World, kind_and_host: str) -> World:
 
 
 def _from_table(world: World, kind: str, host: str) -> Device:
-    """A device of a kind that only the catalogue knows."""
-    if known_device(kind) is None:
-        kinds = list(dict.fromkeys(d.kind for d in world.fleet.devices))
+    """A device of a kind that only the catalogue or the profile knows; the latter has no known memory."""
+    if known_device(kind) is None and kind not in world.profile.kinds:
+        kinds = list(dict.fromkeys([*(d.kind for d in world.fleet.devices), *world.profile.kinds]))
         raise UnknownNameError(
-            f"neither the fleet nor the catalogue holds the kind {kind!r}",
-            numbers=f"kinds of the fleet: {', '.join(kinds)}",
+            f"neither the fleet nor the profile nor the catalogue holds the kind {kind!r}",
+            numbers=f"kinds of the fleet and the profile: {', '.join(kinds)}",
             remedy=f"one of: {', '.join(dict.fromkeys([*near_kinds(kind, kinds), *kinds]))}",
         )
     return with_table(Device(name=f"{host}/new", kind=kind))

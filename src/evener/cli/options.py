@@ -1,0 +1,38 @@
+"""Options that several verbs share, each defined once."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from evener.planner.choose import Shapes
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+FleetFile = Annotated[
+    Path, typer.Argument(help="Fleet file, from `evener probe` or by hand; kinds alone may do.")
+]
+ProfileFile = Annotated[
+    Path | None, typer.Argument(help="Profile file, from `evener profile`; not with --model.")
+]
+Batch = Annotated[int | None, typer.Option("--batch", "-b", help="Samples of an optimiser step.")]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Instead of a profile: gpt3-175b, llama-3-8b, gpt2, ... or a JSON configuration."),
+]
+ModelPrecision = Annotated[Precision, typer.Option(help="Of the matrix products, with --model.")]
+MicroBatch = Annotated[int | None, typer.Option(help="Samples a device computes at once.")]
+BatchPerDevice = Annotated[
+    str | None,
+    typer.Option(help="Your own split: 2,2,2,15 in the order of the fleet, or host/gpu0=2,host/cpu=15."),
+]
+MemoryMargin = Annotated[float, typer.Option(help="Part of each memory that stays free.")]
+KeepAll = Annotated[bool, typer.Option("--keep-all", help="Use every device, also one that slows the job.")]
+ShapesWanted = Annotated[
+    Shapes, typer.Option(help="What to consider; auto: pipelines only if no device holds the model.")
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(help="Also allow: tensor-parallel, or unlinked (data without a link costs nothing)."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]

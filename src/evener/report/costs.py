@@ -1,0 +1,148 @@
+"""What training costs, as text and as JSON: sets of devices, cheapest, fastest, what each is worth."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from evener.core.fleet import Fleet
+from evener.core.words import counted
+from evener.cost.money import Rates
+from evener.planner.offers import Limits, Offer, Offers, cheapest, fastest
+from evener.planner.worth import Worth
+from evener.report.tables import duration, render, table
+
+_FEW_NAMES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostAnswer:
+    """All that was asked about the cost of a job; a sentence in place of a `Worth` says why there is none."""
+
+    fleet: Fleet
+    found: Offers
+    rates: Rates
+    limits: Limits
+    tokens_per_sample: float | None = None
+    kept: Sequence[Worth | str] = ()
+    added: Sequence[Worth | str] = ()
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """For a person: the sets that no other beats, the two answers, and what each device is worth."""
+        return render(
+            f"{len(self.found.sensible)} of {counted(len(self.found.offers), 'set')} of devices, the others "
+            "are beaten in both speed and cost; fastest first",
+            self._table(),
+            self._sentence(f"cheapest{_within(self.limits)}", cheapest(self.found.offers, self.limits)),
+            self._sentence(f"fastest{self._for_money()}", fastest(self.found.offers, self.limits)),
+            *self._worth("Worth keeping?", self.kept),
+            *self._worth("Worth adding?", self.added),
+            *(f"note: {n}" for n in (*self.notes, *_search_notes(self.found))),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For a program; its keys are promised."""
+        return {
+            "currency": self.rates.currency,
+            "per_hour": self.rates.devices,
+            "power_per_hour": self.rates.power,
+            "hosts_per_hour": self.rates.hosts,
+            "offers": [self._one(o) for o in self.found.offers],
+            "sensible": [self._one(o) for o in self.found.sensible],
+            "sets": self.found.sets,
+            "sets_of": self.found.of,
+            "cheapest": self._one(cheapest(self.found.offers, self.limits)),
+            "fastest": self._one(fastest(self.found.offers, self.limits)),
+            "keep": [msgspec.to_builtins(x) for x in self.kept],
+            "add": [msgspec.to_builtins(x) for x in self.added],
+            "notes": [*self.notes, *_search_notes(self.found)],
+        }
+
+    def _one(self, offer: Offer | None) -> dict[str, Any] | None:
+        if offer is None:
+            return None
+        row = {f: getattr(offer, f) for f in offer.__struct_fields__}
+        if self.tokens_per_sample:
+            row["per_million_tokens"] = offer.per_million / self.tokens_per_sample
+        if self.limits.samples:
+            row["job_s"] = offer.seconds(self.limits.samples)
+            row["job_money"] = offer.money(self.limits.samples)
+        return row
+
+    def _table(self) -> Any:
+        unit = f" {self.rates.currency}" if self.rates.currency else ""
+        tokens = self.tokens_per_sample
+        header = ["devices", "samples/s", f"an hour{unit}", f"a million samples{unit}"]
+        header += [f"a million tokens{unit}"] if tokens else []
+        rows = []
+        for o in self.found.sensible:
+            numbers = [
+                o.samples_per_s,
+                o.per_hour,
+                o.per_million,
+                *([o.per_million / tokens] if tokens else []),
+            ]
+            rows.append([self._set(o.devices), *(f"{x:.4g}" for x in numbers)])
+        return table(header, rows)
+
+    def _sentence(self, question: str, offer: Offer | None) -> str:
+        samples = self.limits.samples
+        if offer is None:
+            assert samples is not None
+            quick, cheap = self.found.offers[0], cheapest(self.found.offers, Limits(samples=samples))
+            assert cheap is not None
+            takes, costs = _long(quick.seconds(samples)), self.rates.money(cheap.money(samples))
+            return f"{question}: no set does that; the fastest takes {takes}, the cheapest costs {costs}"
+        whole = ""
+        if samples:
+            whole = f"; the job: {_long(offer.seconds(samples))}, {self.rates.money(offer.money(samples))}"
+        return (
+            f"{question}: {self._set(offer.devices)}, {offer.samples_per_s:.4g} samples/s at "
+            f"{self.rates.money(offer.per_million)} a million{whole}"
+        )
+
+    def _for_money(self) -> str:
+        budget = self.limits.budget
+        return "" if budget is None else f" for {self.rates.money(budget)} at most"
+
+    def _set(self, names: Sequence[str]) -> str:
+        """Devices in few words: their names, or how many of each kind where they are more than four."""
+        if len(names) <= _FEW_NAMES:
+            return ", ".join(names)
+        kinds = Counter((self.fleet.device(n).host, self.fleet.device(n).kind) for n in names)
+        return ", ".join(f"{k} x {kind} on {host}" for (host, kind), k in kinds.items())
+
+    def _worth(self, title: str, items: Sequence[Worth | str]) -> list[str]:
+        lines = [f"  {x if isinstance(x, str) else x.sentence}" for x in items]
+        return [title, *lines] if lines else []
+
+
+def _within(limits: Limits) -> str:
+    return "" if limits.deadline_s is None else f" within {_long(limits.deadline_s)}"
+
+
+def _search_notes(found: Offers) -> list[str]:
+    notes = []
+    if not found.complete:
+        notes.append(
+            f"{found.of} sets of devices are too many to try each: {found.sets} were planned, under rising "
+            "price limits; cheapest and fastest are the best of those"
+        )
+    if found.misfits:
+        notes.append(f"{counted(found.misfits, 'set')} of devices cannot run the job at all")
+    gap = max(o.gap for o in found.offers)
+    if gap:
+        notes.append(f"plans are within {gap:.1%} of the fastest there may be, and so are their costs")
+    return notes
+
+
+def _long(seconds: float) -> str:
+    """A long time in words. Examples: "45 s", "1.5 h", "3 days"."""
+    if seconds < 120:
+        return duration(seconds)
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:.3g} h" if seconds < 48 * 3600 else f"{seconds / 86400:.3g} days"
