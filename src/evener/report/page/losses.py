@@ -1,0 +1,123 @@
+"""Where the time went: the accounting of `report.accounting` as a table, and pairs with the prediction."""
+
+from evener.core.plan import Plan
+from evener.report.accounting import account, predicted_solo
+from evener.report.compare import compare
+from evener.report.page.cells import columns, part, seconds, unit_for, word
+from evener.report.page.document import Beside, Lost, Pair, Table
+from evener.report.page.folder import RunFiles
+from evener.report.results import LOSS_CAUSES, RunReport
+from evener.report.steps import typical_step
+from evener.report.tables import duration
+from evener.report.text import LOSS_NAMES
+
+WARMUP_STEPS = 3
+RECENT_RECORDS = 500
+
+
+def report_of(run: RunFiles) -> RunReport | None:
+    """The run's report; of a run that goes on, or ended early, one over its newest records.
+
+    None where the plan predicts too little to tell what each device does alone, or no whole step was taken.
+    """
+    if run.ending and run.ending.report:
+        return run.ending.report
+    plan = run.plan
+    solo = predicted_solo(plan)
+    cut = not plan.is_data_parallel
+    if plan.prediction is None or not any(solo.values()) or (cut and not plan.prediction.useful_samples):
+        return None
+    whole = [r for r in run.records if not r.skipped and r.samples == plan.global_batch and r.seconds]
+    if not whole:
+        return None
+    newest = run.records[-RECENT_RECORDS:] if len(run.records) > RECENT_RECORDS else run.records
+    typical = typical_step(newest, global_batch=plan.global_batch, warmup_steps=WARMUP_STEPS)
+    return account(typical, plan, solo)
+
+
+def lost(report: RunReport) -> Lost:
+    """Lost seconds by device and cause; the last row is the job's, and its causes add up to the gap."""
+    factor, unit = unit_for(report.step_s)
+    known = [d for d in report.devices if d.solo_samples_per_s]
+    causes = [c for c in LOSS_CAUSES if any(round(d.lost_s[c] * factor, 2) for d in known)]
+    rows = [
+        (
+            word(d.name),
+            *(seconds(d.lost_s[c], factor) for c in causes),
+            seconds(sum(d.lost_s.values()), factor),
+        )
+        for d in known
+    ]
+    total = sum(report.lost_s.values())
+    rows.append(
+        (
+            word("the job"),
+            *(seconds(report.lost_s[c], factor) for c in causes),
+            seconds(total, factor),
+        )
+    )
+    header = columns(
+        "device", *((LOSS_NAMES[c], f"{unit} a step") for c in causes), ("lost", f"{unit} a step")
+    )
+    return Lost(
+        causes=tuple((c, LOSS_NAMES[c]) for c in causes),
+        table=Table(
+            caption="Seconds of a step beyond what the same samples take alone (measured less solo rate); "
+            "the job's row weighs each device by its solo rate",
+            columns=header,
+            rows=tuple(rows),
+            total=True,
+        ),
+        sentence=f"lost {duration(total)} = step {duration(report.step_s)} − floor "
+        f"{duration(report.ideal_step_s)}",
+        gap_s=report.gap_s,
+    )
+
+
+def beside(report: RunReport, plan: Plan) -> Beside | None:
+    """Predicted beside measured by device and cause; None where the plan predicts no seconds."""
+    told = plan.prediction
+    if told is None or not told.seconds:
+        return None
+    factor, unit = unit_for(report.step_s)
+    compared = compare(told.seconds, {d.name: d.seconds for d in report.devices if d.seconds})
+    shown = [d for d in compared.differences if max(d.predicted_s, abs(d.measured_s)) * factor >= 0.005]
+    rows = tuple(
+        (
+            word(d.device),
+            word(d.cause),
+            seconds(d.predicted_s, factor),
+            seconds(d.measured_s, factor),
+            seconds(d.difference_s, factor),
+            part(d.error, sign=True) if d.error is not None else word("–"),
+        )
+        for d in shown
+    )
+    largest = compared.largest
+    sentence = "" if largest is None else _largest(largest.device, largest.cause, largest.difference_s)
+    for names, what in ((compared.only_measured, "not predicted"), (compared.only_predicted, "not measured")):
+        sentence += f"; {what}: {', '.join(names)}" if names else ""
+    return Beside(
+        pairs=tuple(
+            Pair(device=d.device, cause=d.cause, predicted_s=d.predicted_s, measured_s=d.measured_s)
+            for d in shown
+        ),
+        table=Table(
+            caption=f"A step by device and cause; predicted: {told.source}, measured: median step",
+            columns=columns(
+                "device",
+                "cause",
+                ("predicted", f"{unit} a step"),
+                ("measured", f"{unit} a step"),
+                ("difference", f"{unit} a step"),
+                ("error", "of measured"),
+            ),
+            rows=rows,
+        ),
+        sentence=sentence,
+    )
+
+
+def _largest(device: str, cause: str, difference_s: float) -> str:
+    way = "too slow" if difference_s > 0 else "too fast"
+    return f"furthest off: {cause} on {device}, predicted {duration(abs(difference_s))} {way}"
