@@ -40,6 +40,17 @@ def train(
     weights: Annotated[
         Path | None, typer.Option(help="Start from these: a safetensors file or the folder of a run.")
     ] = None,
+    adapt: Annotated[
+        bool,
+        typer.Option("--adapt/--no-adapt", help="Move work when devices turn out faster or slower."),
+    ] = True,
+    faults: Annotated[
+        str, typer.Option(help="Scripted trouble: 'slow lab1/a x3 at step 40; oom lab1/b at 60'.")
+    ] = "",
+    noise: Annotated[
+        float | None,
+        typer.Option(min=0, help="Draw the time of each paced action with a heavy tail: 0.5 is half more."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and noise.")] = 0,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run's files (default runs/…).")] = None,
     no_heldout: Annotated[bool, typer.Option("--no-heldout", help="Skip the held-out loss.")] = False,
@@ -52,6 +63,7 @@ def train(
     shares, or a pipeline where no device holds the model), trains, and reports where every second went.
     Under torchrun it joins that job instead of starting processes.
     """
+    from evener.core.faults import parse_faults
     from evener.errors import UsageError
     from evener.session.ask import request_for
     from evener.session.meeting import world_size_here
@@ -78,6 +90,9 @@ def train(
         keep_all=keep_all,
         shapes=shapes,
         weights=str(weights.resolve()) if weights else None,
+        adapt=adapt,
+        faults=parse_faults(faults),
+        noise=noise,
         seed=seed,
         evaluate=not no_heldout,
         quiet=quiet,

@@ -6,7 +6,7 @@
 Every device ends a step with the same verdict, and every holder of a parameter with the same value.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,7 @@ class Executor:
     def step(
         self,
         number: int,
-        row: tuple[Action, ...],
+        row: Iterable[Action],
         portions: Portions,
         fetch: Callable[[int, int], Any],
         total_samples: int,

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from evener.core.faults import FaultScript
 from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
@@ -16,8 +17,9 @@ class Request(Value, frozen=True, kw_only=True):
     """A training run: what to train, how long, on which devices and where its files go.
 
     `fleet` has one device per process, in order; `profile_s` bounds the seconds of measuring. `weights` is a
-    safetensors file that every process reads before the first step. For `verify`,
-    `dtype` overrides the model's, `keep_gradient` writes the first gradient to the run folder, and
+    safetensors file that every process reads before the first step. `adapt` lets measured speeds change who
+    does what; `faults` are scripted and `noise` disturbs rehearsed devices, see `session/scripted.py`. For
+    `verify`, `dtype` overrides the model's, `keep_gradient` writes the first gradient to the run folder, and
     `dropout` can be off.
     """
 
@@ -38,6 +40,9 @@ class Request(Value, frozen=True, kw_only=True):
     weights: str | None = None
     seed: int = 0
     evaluate: bool = True
+    adapt: bool = True
+    faults: FaultScript = FaultScript()
+    noise: float | None = None
     profile_s: float = 20.0
     dtype: Literal["float32", "float64"] | None = None
     keep_gradient: bool = False
@@ -45,12 +50,33 @@ class Request(Value, frozen=True, kw_only=True):
     quiet: bool = False
 
     def __post_init__(self) -> None:
+        check_faults(self)
         if self.steps is not None and self.steps < 1:
             raise UsageError(f"{self.steps} steps train nothing", remedy="1 step or more")
         if self.epochs is not None and not 0 < self.epochs < float("inf"):
             raise UsageError(
                 f"{self.epochs:g} epochs train nothing", remedy="more than 0 epochs; 0.5 is half of the data"
             )
+
+
+def check_faults(request: Request) -> None:
+    """UnknownNameError for a fault on a device that is not there; UsageError for what only a rehearsal can
+    do.
+    """
+    hosts = {d.host for d in request.fleet.devices}
+    for fault in request.faults.faults:
+        for name in (fault.device, fault.other):
+            if name is not None and not (fault.type == "cut" and name in hosts):
+                request.fleet.device(name)
+        if fault.type == "slow" and not request.rehearse:
+            raise UsageError(
+                f"the fault '{fault}' needs paced devices: a real one cannot be told to be slow",
+                remedy="--rehearse with a fleet file",
+            )
+    if request.noise is not None and not request.rehearse:
+        raise UsageError("noise disturbs paced devices only", remedy="--rehearse with a fleet file")
+    if request.noise is not None and not 0 <= request.noise < float("inf"):
+        raise UsageError(f"noise must be 0 or more, got {request.noise:g}", remedy="0.5, say")
 
 
 def new_run_dir(name: str, stamp: str, root: str | None = None) -> str:

@@ -1,0 +1,96 @@
+"""Between two steps: what was measured goes into the estimates, and the leading device decides for all.
+
+every device   totals of the step ──► estimates (the same everywhere) ──► has a belief changed?
+leading one                                                               └─► decides, hands the plan on
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from evener.core.figures import Value
+from evener.core.files import decode, encode
+from evener.core.plan import Plan
+from evener.core.seams import Wire
+from evener.policy.adapt import Decision, Situation, decide_shares, least_gain
+from evener.policy.estimate import Estimates, updated
+from evener.runtime.executor import StepResult
+
+WARM_UP = 2
+"""Steps not looked at after the start: kernels are chosen, memory is reserved, a rehearsal counts."""
+AFTER_A_CHANGE = 1
+
+Decide = Callable[[Plan, dict[str, float], float], Decision]
+
+
+class Told(Value, frozen=True, kw_only=True):
+    """A decision on its way to all devices."""
+
+    decision: Decision
+
+
+class Adapter:
+    """Whether the plan changes before the next step; called by all devices of the plan after each one.
+
+    `decide(plan, factors, least gain)` is asked on the leading device only, and only when a belief has
+    changed; its answer travels over `wire`, so that all go on with one plan whatever their processors make of
+    a rounding.
+    """
+
+    def __init__(self, wire: Wire, decide: Decide | None) -> None:
+        self._wire, self._decide = wire, decide
+        self.estimates = Estimates()
+        self._planned_with: dict[str, float] = {}
+        self._moves: list[int] = []
+        self._look_again = 0
+
+    def after_step(self, plan: Plan, result: StepResult, number: int) -> Decision | None:
+        """The decision after step `number` of `plan`, None where what is believed stays."""
+        if result.samples != plan.global_batch or result.verdict.do != "apply":
+            return None
+        self._look_again = self._look_again or number + WARM_UP
+        if number < self._look_again:
+            return None
+        self.estimates, changed = updated(self.estimates, self._seen(plan, result))
+        if not changed:
+            return None
+        factors = self.estimates.factors
+        made = self._decide and self._decide(plan, factors, least_gain(self._moves, number))
+        decision = handed_on(self._wire, made, f"decision after step {number}")
+        if decision.do != "keep":
+            self._moves.append(number)
+            self._planned_with = decision.factors
+            self._look_again = number + 1 + AFTER_A_CHANGE
+        return decision
+
+    def _seen(self, plan: Plan, result: StepResult) -> dict[str, float]:
+        """Seconds of each device over the profile's, for the samples that it really ran.
+
+        Example: predicted 2 s of computing for 20 samples at factor 1.5, measured 4 s for 10: 6.
+        """
+        assert plan.prediction is not None
+        planned, seen = plan.samples_by_device(), {}
+        for device, took_s in result.totals.compute_s.items():
+            expected_s = plan.prediction.seconds.get(device, {}).get("compute", 0.0)
+            if plan.is_data_parallel and planned[device]:
+                expected_s *= result.totals.samples[device] / planned[device]
+            if expected_s > 0 and took_s > 0:
+                seen[device] = took_s / expected_s * self._planned_with.get(device, 1.0)
+        return seen
+
+
+def handed_on(wire: Wire, made: Decision | None, key: str) -> Decision:
+    """The decision that one device made, on all of them: its length and then its bytes, summed with zeros."""
+    data = encode(Told(decision=made)) if made else b""
+    size = torch.tensor([len(data)], dtype=torch.int64)
+    wire.all_reduce(size, f"{key}, size").wait()
+    told = torch.zeros(int(size), dtype=torch.uint8)
+    if made:
+        told.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    wire.all_reduce(told, key).wait()
+    return decode(bytes(told.tolist()), Told, "a decision").decision
+
+
+def shares_decision(situation: Situation) -> Decide:
+    """Decides on numbers of samples alone, which move at once."""
+    return lambda plan, factors, least: decide_shares(plan, situation, factors, least)
