@@ -14,12 +14,20 @@ class Rehearsed(Value, frozen=True, kw_only=True):
     """What only the pacing of a rehearsal knows about a device; the planner never reads it.
 
     `factors` maps an operation family (one of `FAMILIES`) to the part of the nominal rate it reaches:
-    {"matmul": 0.7} runs matrix products at 0.7 of `flops`.
+    {"matmul": 0.7} runs matrix products at 0.7 of `flops`. The blocks of a device's allocator are `smaller`
+    times smaller, where its memory is. With `noise` every action of a run takes about 1 + noise times as long, drawn
+    with a heavy tail (`rehearsal/trouble.py`); measuring the model is not disturbed.
     """
 
     factors: dict[str, float] = {}
+    noise: float = 0.0
+    smaller: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 1 <= self.smaller < float("inf"):
+            raise ValueError(f"smaller must be 1 or more, got {self.smaller}")
+        if not 0 <= self.noise < float("inf"):
+            raise ValueError(f"noise must be 0 or more, got {self.noise}")
         for family, factor in self.factors.items():
             if family not in FAMILIES:
                 raise ValueError(f"factors name {family!r}, not one of {', '.join(FAMILIES)}")

@@ -26,6 +26,7 @@ _NO_WORK = {  # reserve or rename memory, or hand one number to the host
     "resize_",
     "set_",
 }
+_GATHERS = {"embedding", "index", "gather", "index_select", "take"}  # read as much of a table as they give
 _WRITES_ONLY = {
     "zero_",
     "_foreach_zero_",
@@ -74,7 +75,7 @@ def _recurrent_backward(*args, **kwargs) -> int:
     return 2 * _recurrent(*args, **kwargs)
 
 
-_FORMULAS: dict[Any, Callable[..., int]] = {
+FORMULAS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten.mkldnn_rnn_layer: _recurrent,
@@ -99,9 +100,9 @@ class Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.paused or not isinstance(func, torch._ops.OpOverload) or _is_free(func):
+        if self.paused or not isinstance(func, torch._ops.OpOverload) or is_free(func):
             return func(*args, **kwargs)
-        formula = _FORMULAS.get(func._overloadpacket)
+        formula = FORMULAS.get(func._overloadpacket)
         if formula is None:  # inference mode hands over composites whole: count their parts
             with self:
                 parts = func.decompose(*args, **kwargs)
@@ -110,18 +111,20 @@ class Counter(TorchDispatchMode):
         out = func(*args, **kwargs)
         self._num_ops += 1
         if formula is None:
-            self._num_bytes += _bytes_moved(func, args, kwargs, out)
+            self._num_bytes += bytes_moved(func, args, kwargs, out)
         else:
-            key = (_family(func._overloadpacket.__name__), _dtype(args))
+            key = (family_of(func._overloadpacket.__name__), dtype_of(args))
             self._flops[key] = self._flops.get(key, 0.0) + formula(*args, **kwargs, out_val=out)
         return out
 
 
-def _is_free(func: torch._ops.OpOverload) -> bool:
+def is_free(func: torch._ops.OpOverload) -> bool:
+    """Whether `func` only makes a view, reserves memory or talks: nothing that a device computes."""
     return func.is_view or func.namespace in _NO_WORK_NAMESPACES or func._overloadpacket.__name__ in _NO_WORK
 
 
-def _family(name: str) -> str:
+def family_of(name: str) -> str:
+    """The family of an operation with FLOPs, by its name: "mm" is matmul, "convolution" convolution."""
     if "attention" in name:
         return "attention"
     if "conv" in name:
@@ -129,18 +132,21 @@ def _family(name: str) -> str:
     return "matmul" if "mm" in name or "rnn" in name else "other"
 
 
-def _dtype(args: Sequence[Any]) -> str:
+def dtype_of(args: Sequence[Any]) -> str:
     """The dtype of the first floating tensor: what the multipliers work in."""
     dtypes = [t.dtype for t in _tensors(args)]
     floating = [d for d in dtypes if d.is_floating_point or d.is_complex] or dtypes
     return str(floating[0]).removeprefix("torch.")
 
 
-def _bytes_moved(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
+def bytes_moved(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
     """Bytes read and written: all inputs, and the outputs or, where nothing is returned, what is changed."""
     blind = func._overloadpacket.__name__ in _WRITES_ONLY
-    read = 0 if blind else sum(_size(t) for t in _tensors((*args, *kwargs.values())))
+    inputs = [] if blind else list(_tensors((*args, *kwargs.values())))
     written = sum(_size(t) for t in _tensors((out,)))
+    if inputs and func._overloadpacket.__name__ in _GATHERS:
+        return 2 * written + sum(_size(t) for t in inputs[1:])
+    read = sum(_size(t) for t in inputs)
     if not func._schema.returns:
         given = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
         changed = [a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]

@@ -5,7 +5,7 @@ import pytest
 from evener.core.files import decode
 from evener.core.fleet import FAMILIES, Device, Rehearsed
 from evener.errors import FileError
-from evener.rehearsal.counting import _family
+from evener.rehearsal.counting import family_of
 
 
 @pytest.mark.parametrize("threads", [0, -2])
@@ -22,4 +22,4 @@ def test_a_misspelt_family_is_told_with_those_there_are() -> None:
 
 def test_the_families_are_those_that_a_rehearsal_counts() -> None:
     operations = ("addmm", "_scaled_dot_product_flash_attention_for_cpu", "convolution", "_cdist_forward")
-    assert tuple(_family(name) for name in operations) == FAMILIES
+    assert tuple(family_of(name) for name in operations) == FAMILIES
