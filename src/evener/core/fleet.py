@@ -15,8 +15,8 @@ class Rehearsed(Value, frozen=True, kw_only=True):
 
     `factors` maps an operation family (one of `FAMILIES`) to the part of the nominal rate it reaches:
     {"matmul": 0.7} runs matrix products at 0.7 of `flops`. The blocks of a device's allocator are `smaller`
-    times smaller, where its memory is. With `noise` every action of a run takes about 1 + noise times as long, drawn
-    with a heavy tail (`rehearsal/trouble.py`); measuring the model is not disturbed.
+    times smaller, where its memory is. With `noise` every action of a run takes about 1 + noise times as
+    long, drawn with a heavy tail (`rehearsal/trouble.py`); measuring the model is not disturbed.
     """
 
     factors: dict[str, float] = {}
