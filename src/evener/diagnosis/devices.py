@@ -186,7 +186,7 @@ def mode(facts: HostFacts, card: Card) -> Finding | None:
         else "the card's compute mode is prohibited",
         evidence=f"{card.kind}; torch: {(facts.torch.device_error if facts.torch else '') or 'no error'}",
         mend=f"sudo nvidia-smi -i {which(card)} -c DEFAULT",
-        rule="https://github.com/pytorch/pytorch/issues/3871 (2017-11-25)",
+        rule="https://github.com/iffiX/machin/issues/25 (2021-10-18)",
     )
 
 

@@ -103,7 +103,7 @@ def _types(
             what=what,
             evidence=evidence,
             mend=f'ev.Recipe(..., precision="{instead}")',
-            rule="https://github.com/pytorch/pytorch/issues/124996 (2024-04-26)",
+            rule="https://github.com/vllm-project/vllm/issues/946 (2023-09-05)",
         )
 
 
