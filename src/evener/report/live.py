@@ -76,6 +76,10 @@ class LiveView:
         else:
             self._console.print(self.line(), soft_wrap=True, markup=False, highlight=False)
 
+    def say(self, sentence: str) -> None:
+        """A line of its own, above the table where there is one."""
+        self._console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+
     def line(self) -> str:
         """The state in one line. Example: "step 40/100, loss 2.91, 11.7 samples/s, 1:12 left, busy: ..."."""
         busy = self._busy()

@@ -5,16 +5,22 @@ leading one                                                               └─
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from evener.core.figures import Value
-from evener.core.files import decode, encode
+from evener.core.files import decode, encode, read
+from evener.core.fleet import Fleet
+from evener.core.job import Job
 from evener.core.plan import Plan
+from evener.core.profile import Profile
 from evener.core.seams import Wire
+from evener.planner.links import UNLINKED
 from evener.policy.adapt import Decision, Situation, decide_shares, least_gain
 from evener.policy.estimate import Estimates, updated
 from evener.runtime.executor import StepResult
+from evener.session.request import Request
 
 WARM_UP = 2
 """Steps not looked at after the start: kernels are chosen, memory is reserved, a rehearsal counts."""
@@ -44,8 +50,9 @@ class Adapter:
         self._moves: list[int] = []
         self._look_again = 0
 
-    def after_step(self, plan: Plan, result: StepResult, number: int) -> Decision | None:
-        """The decision after step `number` of `plan`, None where what is believed stays."""
+    def after_step(self, plan: Plan, result: StepResult) -> Decision | None:
+        """The decision after a step of `plan`, None where what is believed stays."""
+        number = result.number
         if result.samples != plan.global_batch or result.verdict.do != "apply":
             return None
         self._look_again = self._look_again or number + WARM_UP
@@ -91,6 +98,26 @@ def handed_on(wire: Wire, made: Decision | None, key: str) -> Decision:
     return decode(bytes(told.tolist()), Told, "a decision").decision
 
 
-def shares_decision(situation: Situation) -> Decide:
-    """Decides on numbers of samples alone, which move at once."""
-    return lambda plan, factors, least: decide_shares(plan, situation, factors, least)
+def adapter_of(
+    request: Request, fleet: Fleet, plan: Plan, wire: Wire, *, leads: bool
+) -> tuple[Adapter | None, str]:
+    """The adapter of a run, or None and the sentence why its plan stays as it is."""
+    if not request.adapt or len(plan.devices) < 2:
+        return None, ""
+    if request.batch_per_device is not None or request.even:
+        return None, "the shares are the user's own: they stay, whatever the devices' speeds turn out to be"
+    if plan.prediction is None or not plan.prediction.seconds:
+        return None, "the plan predicts no seconds by device, so nothing is known to compare with: it stays"
+    if request.plan is not None and request.profile is None:
+        return None, "a plan without its profile (--profile) stays as it is: other shares cannot be priced"
+    if not leads:
+        return Adapter(wire, None), ""
+    profile = request.profile or read(Path(request.run_dir) / "profile.json", Profile)
+    job = Job(
+        global_batch=plan.global_batch,
+        micro_batch=request.micro_batch,
+        keep_all=request.keep_all,
+        allow=(UNLINKED,),
+    )
+    situation = Situation(fleet=fleet, profile=profile, job=job)
+    return Adapter(wire, lambda plan, factors, least: decide_shares(plan, situation, factors, least)), ""

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class Journal:
         self._records: list[StepRecord] = []
         self._metrics: MetricsWriter | None = None
         self._live: LiveView | None = None
+        self._told = 0
         self.heldout_first: Heldout | None = None
         self.heldout_last: Heldout | None = None
 
@@ -92,6 +94,13 @@ class Journal:
             self._metrics.append(record)
         if self._live:
             self._live.update(record)
+
+    def tell(self, decisions: Sequence[str]) -> None:
+        """Show the sentences that are new since the last call."""
+        if self._live:
+            for sentence in decisions[self._told :]:
+                self._live.say(sentence)
+        self._told = len(decisions)
 
     def conclude(
         self,

@@ -16,12 +16,14 @@ from evener.runtime.executor import Executor, StepResult
 from evener.runtime.holding import Settings
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import average_buffers
+from evener.session.adapting import Adapter
 from evener.session.feed import Feed, Samples
 from evener.session.layout import Layout
 from evener.session.playbook import Playbook
 from evener.session.precision import needs_loss_scale
 from evener.session.recipe import Recipe
 from evener.session.scopes import Scopes
+from evener.session.scripted import Scripted
 from evener.session.site import Site
 from evener.session.timetable import Timetable, step_sizes
 
@@ -72,6 +74,8 @@ class Steps:
         self.samples_seen = self.number = 0
         self.at_boundary: Callable[[int], None] = lambda number: None
         self.decisions: list[str] = []
+        self.adapter: Adapter | None = None
+        self.scripted: Scripted | None = None
         self._feed: Feed | None = None
 
     def run(self, stop_at_samples: int) -> Iterator[StepRecord]:
@@ -97,6 +101,8 @@ class Steps:
             self.samples_seen += result.samples
             before = result
             self.number += 1
+            if self.adapter:
+                self._adapt(self.adapter, result)
         if before is not None:
             yield _record(before, self.executor.gather_seconds(self.number))
 
@@ -120,6 +126,13 @@ class Steps:
         if self._feed:
             self._feed.close()
         self.executor.close()
+
+    def _adapt(self, adapter: Adapter, result: StepResult) -> None:
+        decision = adapter.after_step(self.plan, result)
+        if decision:
+            self.decisions.append(f"after step {result.number}: {decision.why}")
+            if decision.do == "micro-batches":
+                self.adopt(decision.plan)
 
     def adopt(self, plan: Plan) -> None:
         """Go on with `plan`, under which this device holds what it held; called by all devices together."""
@@ -156,9 +169,10 @@ class Steps:
             )
         feed = self._feed
         routes = self.playbook.routes(batch.samples)
+        row = self.playbook.row(batch.samples)
         result = self.executor.step(
             number,
-            self.playbook.row(batch.samples),
+            self.scripted.during(number, row) if self.scripted else row,
             routes,
             lambda stage, micro_batch: feed.next_batch(),
             batch.samples,

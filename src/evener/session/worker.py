@@ -23,6 +23,7 @@ from evener.rehearsal.verdict import Lateness
 from evener.runtime.batchnorm import replace_batchnorm
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import checksums, collect, spread_state
+from evener.session.adapting import adapter_of
 from evener.session.conclude import Journal, Outcome
 from evener.session.decide import check_plan, choose_plan, samples_to_train, with_inexact
 from evener.session.heldout import evaluate_heldout
@@ -32,6 +33,7 @@ from evener.session.measure import measured_link, micro_batch_grid, profile_toge
 from evener.session.meeting import Failure, Meeting
 from evener.session.recipe import Recipe, in_dtype, load_recipe, with_keys, without_dropout
 from evener.session.request import Request
+from evener.session.scripted import scripted
 from evener.session.site import Site, backend_of, open_site
 from evener.session.steps import Steps
 from evener.session.timetable import agreed_schedules, step_sizes
@@ -92,6 +94,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     try:
         layout = lay_out(recipe, plan, ranks, site, fleet, meeting, rehearse=request.rehearse)
         steps = Steps(recipe, plan, ranks, site, layout, request.seed, made)
+        _prepare_for_change(request, fleet, steps)
         outcome = _train(request, meeting, recipe, steps)
     finally:
         meeting.leave_group()
@@ -164,6 +167,14 @@ def _agreed_plan(
     return fleet, plan, {}
 
 
+def _prepare_for_change(request: Request, fleet: Fleet, steps: Steps) -> None:
+    """What may change in mid-run, by measured speeds or by script."""
+    holding, leads = steps.layout.holding, steps.ranks.rank == 0
+    steps.adapter, why_not = adapter_of(request, fleet, steps.plan, holding.wire, leads=leads)
+    steps.decisions += [why_not] if why_not else []
+    steps.scripted = scripted(request, steps.site, [part.module for part in holding.parts.values()])
+
+
 def _train(request: Request, meeting: Meeting, recipe: Recipe, steps: Steps) -> Outcome | None:
     plan, ranks, layout, site = steps.plan, steps.ranks, steps.layout, steps.site
     wire = layout.holding.wire
@@ -178,6 +189,7 @@ def _train(request: Request, meeting: Meeting, recipe: Recipe, steps: Steps) -> 
                 journal.heldout_first = evaluate_heldout(steps, wire)
             for record in steps.run(stop):
                 journal.add(record)
+                journal.tell(steps.decisions)
             if evaluate:
                 journal.heldout_last = evaluate_heldout(steps, wire)
     finally:
