@@ -60,9 +60,9 @@ class GradientBuckets:
         """The next backward's gradients count `scale` times. Until then backwards are not ours."""
         self._scale, self._collects = scale, True
 
-    def take(self, p: nn.Parameter, grad: torch.Tensor) -> None:
+    def take(self, p: torch.Tensor, grad: torch.Tensor) -> None:
         """`grad` is what a backward gave for `p`, were it by a way that runs no hooks."""
-        if p in self._place:
+        if isinstance(p, nn.Parameter) and p in self._place:
             p.grad = grad
             self._collect(p)
 
@@ -132,7 +132,7 @@ class GradientBuckets:
             raise ModelError(
                 f"a parameter of shape {tuple(p.shape)} has a sparse gradient, which data parallelism "
                 "does not sum yet",
-                remedy="build the embedding with sparse=False",
+                remedy='place={"NAME": "cpu"} in the recipe takes it out of these sums; or sparse=False',
             )
         if bucket.pending is not None:
             raise ModelError(

@@ -23,6 +23,7 @@ from evener.runtime.batchnorm import keeping_statistics
 from evener.runtime.problem import Problem, to_device
 from evener.runtime.scope import Scope
 from evener.runtime.split import SplitBackward
+from evener.runtime.tables.layer import noted_lookups
 
 Carry = tuple[torch.Tensor, ...]
 
@@ -60,6 +61,7 @@ class Alive:
     shapes: tuple = ()
     split: SplitBackward | None = None
     scope: Scope = field(default_factory=Scope)
+    lookups: list[torch.Tensor] = field(default_factory=list)  # rows of tables, which have gradients too
 
     @property
     def only_in_wave(self) -> bool:
@@ -113,7 +115,7 @@ class Part:
         batch = to_device(batch, self.device)
         autocast = torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
         loss_of = _no_loss if alive.only_in_wave else self.problem.loss_of
-        with alive.scope, autocast:
+        with alive.scope, autocast, noted_lookups(alive.lookups):
             if self.ends is None:
                 args, kwargs, target = self.problem.inputs(batch)
                 alive.loss, metrics = self._run(lambda: loss_of(self.module(*args, **kwargs), target))
@@ -144,7 +146,7 @@ class Part:
         """The same as `backward` but for the parameters' gradients, which wait for `backward_weight`."""
         outputs, seeds = _ends(alive, seed, gradients)
         leaves = [t for piece in alive.pieces for t in piece if t.requires_grad]
-        trained = [p for p in self.module.parameters() if p.requires_grad]
+        trained = [p for p in self.module.parameters() if p.requires_grad] + alive.lookups
         alive.split = SplitBackward(outputs, leaves, trained, at_once=self.recompute)
         with alive.scope:
             found = alive.split.of_inputs(seeds)
@@ -152,8 +154,8 @@ class Part:
             leaf.grad = gradient
         return [tuple(_gradient(t) for t in piece if t.requires_grad) for piece in alive.pieces]
 
-    def backward_weight(self, alive: Alive) -> list[tuple[nn.Parameter, torch.Tensor]]:
-        """The parameters' part of the backward whose `backward_input` ran."""
+    def backward_weight(self, alive: Alive) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The parameters' (and looked-up rows') part of the backward whose `backward_input` ran."""
         with alive.scope:
             return alive.split.of_parameters() if alive.split else []
 

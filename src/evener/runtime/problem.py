@@ -75,6 +75,12 @@ def default_inputs(batch: Any) -> tuple[tuple, dict, Any]:
     )
 
 
+def loss_on_cpu(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`loss`, computed in host memory wherever the model's output is: its gradient goes back from there."""
+    cpu = torch.device("cpu")
+    return lambda output, target: loss(to_device(output, cpu), to_device(target, cpu))
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor on `device`, copied without blocking where it is pinned."""
     if isinstance(batch, torch.Tensor):

@@ -19,6 +19,7 @@ from evener.core.buckets import BUCKET_BYTES
 from evener.core.seams import Wire
 from evener.runtime.buckets import GradientBuckets
 from evener.runtime.ranks import Ranks
+from evener.runtime.tables.sums import TableSums
 
 Stages = frozenset[int]
 
@@ -67,7 +68,7 @@ def segments_of(
 
 @dataclass
 class _Group:
-    buckets: GradientBuckets
+    buckets: GradientBuckets | TableSums
     segments: list[Stages]  # by number in `buckets`: the stages of this device that hold it
     leads: bool  # whether this device counts the group's gradients in norms
 
@@ -80,6 +81,11 @@ class Reducers:
         self._open: list[list[set[int]]] = []
         self._step = -1
 
+    def add_tables(self, sums: TableSums, num_devices: int) -> None:
+        """Tables take part in every step's sums. Called on all devices: their parts of the norm differ."""
+        self._groups.append(_Group(sums, [], True))
+        self.everywhere = self.everywhere and num_devices == 1
+
     def begin_step(self, step: int) -> None:
         """Every stage of this device still has a backward before it."""
         self._step = step
@@ -91,7 +97,7 @@ class Reducers:
         for group in self._groups:
             group.buckets.begin(scale)
 
-    def take(self, gradients: Iterable[tuple[nn.Parameter, torch.Tensor]]) -> None:
+    def take(self, gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Gradients that a backward in two parts gave."""
         for p, grad in gradients:
             for group in self._groups:
@@ -175,6 +181,8 @@ def reducers_of_one_model(
 ) -> Reducers:
     """The sums of data parallelism: every device holds the whole model as its one stage `stage`."""
     group = _Group(
-        GradientBuckets([list(model.parameters())], ranks, wire, limit), [frozenset({stage})], True
+        GradientBuckets([list(model.parameters())], ranks, wire, limit),
+        [frozenset({stage})],
+        ranks.rank == 0,
     )
     return Reducers([group], everywhere=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 Gradients = tuple[Tensor | None, ...]
@@ -42,11 +42,11 @@ class SplitBackward:
         self,
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
-        parameters: Iterable[nn.Parameter],
+        parameters: Iterable[Tensor],
         *,
         at_once: bool = False,
     ) -> None:
-        self._done: list[tuple[nn.Parameter, Tensor]] = []
+        self._done: list[tuple[Tensor, Tensor]] = []
         self._at_once = at_once
         self._outputs, self._inputs, self._parameters = list(outputs), list(inputs), list(parameters)
         self._edges = [get_gradient_edge(t) for t in self._outputs]
@@ -79,7 +79,7 @@ class SplitBackward:
                 hook.remove()
         return list(found)
 
-    def of_parameters(self) -> list[tuple[nn.Parameter, Tensor]]:
+    def of_parameters(self) -> list[tuple[Tensor, Tensor]]:
         """Each parameter with its gradient; those that no output used are left out. Lets go of the graph."""
         found = self._done + [pair for group in self._groups for pair in self._of_group(group)]
         self._outputs, self._edges, self._groups, self._done = [], [], [], []
@@ -93,7 +93,7 @@ class SplitBackward:
         self._done = [(p, g) for p, g in own if g is not None]
         return list(found[: len(self._inputs)])
 
-    def _of_group(self, group: _Group) -> list[tuple[nn.Parameter, Tensor]]:
+    def _of_group(self, group: _Group) -> list[tuple[Tensor, Tensor]]:
         kept = {node: gradients for node, gradients in group.kept.items() if gradients is not None}
         starts = [
             (GradientEdge(node, i), gradient)

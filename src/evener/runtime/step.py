@@ -379,6 +379,8 @@ class Step:
                 reducers.multiply(most / (self.gradient_norm + 1e-6))
             try:
                 bench.optimizer.step()
+            except EvenerError:
+                raise  # of a table that moves with it: a full disk, say
             except Exception as e:
                 raise ModelError(
                     f"the optimiser failed on {self.here}: {_last_line(e)}", numbers=f"step {self.number}"

@@ -30,10 +30,11 @@ def evaluate_heldout(steps: Steps, wire: Wire) -> Heldout | None:
     steps.average_buffers(wire)
     routes, row = playbook.forwards(size)
 
-    def fetch(stage: int, micro_batch: int):
+    def read(stage: int, micro_batch: int):
         chosen = range(*positions(routes, stage, playbook.here, micro_batch))
         return recipe.collate_fn([recipe.heldout[i] for i in chosen])
 
+    fetch = steps.layout.tables.held_out(read, playbook.held_out_reads(size))
     totals = steps.executor.evaluate(row, routes, fetch, size)
     why_not = _why_not(totals)
     if why_not:

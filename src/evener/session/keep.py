@@ -1,6 +1,6 @@
 """What a run leaves of its tensors: safetensors files under the user's own parameter names."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,13 +15,21 @@ PARAMETER_FILE = "model.safetensors"
 
 
 def keep_first_gradient(
-    parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, folder: Path, number: int
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    folder: Path,
+    number: int,
+    more: Callable[[], Mapping[str, torch.Tensor]] = dict,
 ) -> None:
-    """Write this device's gradients that the optimiser's first step will use, just before it does."""
+    """Write this device's gradients that the optimiser's first step will use, just before it does.
+
+    `more()` gives those that no parameter has: tables'.
+    """
 
     def write(*_) -> None:
         handle.remove()
         grads = {n: p.grad.detach().cpu() for n, p in parameters.items() if p.grad is not None}
+        grads.update(more())
         path = folder / GRADIENT_FILE.format(number)
         save_file({n: g.contiguous().clone() for n, g in grads.items()}, path)
 

@@ -5,7 +5,7 @@ plan ──► cut the model along the pipelines this device is in ──► nam
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 from torch import nn
@@ -24,6 +24,7 @@ from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.scopes import Connect
 from evener.session.site import Site
+from evener.session.tables import JobTables, share_tables
 
 _TRACED_SAMPLES = 3  # of the micro-batch that a model is traced with: odd, so that it matches no other size
 
@@ -52,6 +53,7 @@ class Layout:
     norms: dict[int, tuple[str, ...]]
     connect: Connect
     notes: tuple[str, ...] = ()
+    tables: JobTables = field(default_factory=JobTables)
 
 
 def lay_out(
@@ -66,13 +68,14 @@ def lay_out(
 ) -> Layout:
     """Cut, place and connect. Called by all devices of the plan together, after they joined the group."""
     wire = site.wire(fleet, ranks.devices, rehearse=rehearse)
+    tables = share_tables(recipe, plan, ranks, site)
 
     def connect(among: tuple[str, ...]) -> Wire:
         group = dist.new_group([ranks.devices.index(d) for d in among])
         return site.wire(fleet, among, rehearse=rehearse, group=group)
 
     if plan.is_data_parallel:
-        return _whole(recipe, plan, ranks, site, wire, connect)
+        return _whole(recipe, plan, ranks, site, wire, connect, tables)
     model, stages = recipe.model, {n: (p, s) for n, p, s in plan.numbered_stages()}
     mine = {n: p for n, (p, s) in stages.items() if any(ranks.here in x.devices for x in s.shares)}
     parts, notes = _parts(recipe, plan, site, stages, mine)
@@ -110,12 +113,27 @@ def lay_out(
             holders[first] = tuple(dict.fromkeys((*holders.get(first, ()), *devices[stage])))
     held = {n: named[n] for n in holders if n in named and ranks.here in holders[n]}
     holding = Holding(parts=parts, reducers=reducers, wire=wire, channel=channel)
+    tables.join(reducers, [p.module for p in parts.values()])
     return Layout(
-        holding=holding, parameters=held, holders=holders, norms=norms, connect=connect, notes=notes
+        holding=holding,
+        parameters=held,
+        holders=holders,
+        norms=norms,
+        connect=connect,
+        notes=notes + tables.notes,
+        tables=tables,
     )
 
 
-def _whole(recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Wire, connect: Connect) -> Layout:
+def _whole(
+    recipe: Recipe,
+    plan: Plan,
+    ranks: Ranks,
+    site: Site,
+    wire: Wire,
+    connect: Connect,
+    tables: JobTables,
+) -> Layout:
     model = recipe.model.to(site.torch_device)
     number, _, stage = next(x for x in plan.numbered_stages() if ranks.here in x[2].shares[0].devices)
     holding = whole_model(
@@ -128,6 +146,7 @@ def _whole(recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Wire, con
         autocast=recipe.autocast_of(stage.precision),
         recompute=stage.recompute,
     )
+    tables.join(holding.reducers, [model])
     everything = [n for n, _ in [*model.named_parameters(), *model.named_buffers()]]
     return Layout(
         holding=holding,
@@ -135,6 +154,8 @@ def _whole(recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Wire, con
         holders=dict.fromkeys(everything, ranks.devices),
         norms={n: _norms(model) for n, _, _ in plan.numbered_stages()},
         connect=connect,
+        notes=tables.notes,
+        tables=tables,
     )
 
 

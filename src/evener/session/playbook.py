@@ -31,6 +31,17 @@ class Playbook:
         plan = resized(self.plan, samples)
         return Routes(plan), schedules.make(plan, name="gpipe").actions[self.here]
 
+    def held_out_reads(self, samples: int) -> list[tuple[int, int]]:
+        """(stage, micro-batch) of every forward of `forwards` for which this device reads samples."""
+        routes, row = self.forwards(samples)
+        return [
+            (a.stage, a.micro_batch)
+            for a in row
+            if a.type == "F" and a.stage is not None and a.micro_batch is not None
+            if routes.stages[a.stage].is_first or routes.stages[a.stage].is_last
+            if routes.samples(a.stage, self.here, a.micro_batch)
+        ]
+
     def routes(self, samples: int) -> Routes:
         """Who takes what of a step of `samples` samples."""
         return self._page(samples)[0]

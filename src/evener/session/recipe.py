@@ -12,7 +12,10 @@ from torch import nn
 
 from evener.errors import DataError, EvenerError, FileError, ModelError, UsageError
 from evener.runtime.dropout import KeyedDropout, replace_dropout
-from evener.runtime.problem import Inputs, Problem, default_inputs
+from evener.runtime.problem import Inputs, Problem, default_inputs, loss_on_cpu
+from evener.runtime.tables.optimizers import TableOptimizer
+
+LOSS_PLACE = "(loss)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,10 @@ class Recipe:
     "wave" all micro-batches with the same number together, as one device running them merged would.
     dropout: "per-device" draws masks on each device; "split-free" derives them from seed, step, layer and
     sample, the same under every plan. Both put layers of evener's in the place of torch's, names unchanged.
+    place: embedding layers whose tables lie elsewhere: {"emb": "cpu"} keeps the table in host memory,
+    {"emb": {"lab1/a": 5, "lab1/b": 3}} its rows in that proportion; {"(loss)": "cpu"} has the loss there.
+    table_optimizer: how tables move (`ev.tables`), for all or by name; default as `optimizer` would.
+    ids: where a table's ids stand in a batch, {"emb": lambda batch: …}; default: found by running the model.
     """
 
     model: nn.Module
@@ -55,6 +62,9 @@ class Recipe:
     metrics: tuple[str, ...] = ()
     name: str = ""
     figures: dict[str, float] = field(default_factory=dict)
+    place: Mapping[str, Any] = field(default_factory=dict)
+    table_optimizer: TableOptimizer | Mapping[str, TableOptimizer] | None = None
+    ids: Mapping[str, Callable[[Any], torch.Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
@@ -89,8 +99,9 @@ class Recipe:
     @property
     def problem(self) -> Problem:
         """The same in the runtime's words."""
+        on_cpu = self.place.get(LOSS_PLACE) == "cpu"
         return Problem(
-            loss=self.loss,
+            loss=loss_on_cpu(self.loss) if on_cpu else self.loss,
             inputs=self.inputs or default_inputs,
             reduction=self._reduction(),
             weight=self.weight,

@@ -61,6 +61,7 @@ class Steps:
         # A stage without parameters (an activation, say) still follows the learning rate like the others.
         self.optimizer = recipe.optimizer(trained or [nn.Parameter(torch.zeros(0))])
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
+        layout.tables.follow(recipe, self.optimizer)
         settings = Settings(
             max_norm=recipe.max_norm,
             on_non_finite=recipe.on_non_finite,
@@ -174,7 +175,7 @@ class Steps:
             number,
             self.scripted.during(number, row) if self.scripted else row,
             routes,
-            lambda stage, micro_batch: feed.next_batch(),
+            self.layout.tables.ahead(feed.next_batch, len(self.playbook.reads(batch))),
             batch.samples,
             self.scopes.begin_step(number, routes),
         )

@@ -36,6 +36,7 @@ from evener.session.request import Request
 from evener.session.scripted import scripted
 from evener.session.site import Site, backend_of, open_site
 from evener.session.steps import Steps
+from evener.session.tables import place_tables, table_names, take_out
 from evener.session.timetable import agreed_schedules, step_sizes
 
 
@@ -81,8 +82,10 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     fleet, plan, made = _agreed_plan(request, meeting, recipe, site)
     # Group order is fleet order, so that the job's first process leads wherever it takes part.
     used = tuple(d.name for d in fleet.devices if d.name in plan.devices)
-    hands_on = handed_in and (len(used) < len(fleet.devices) or not plan.is_data_parallel)
+    shared_tables = len(used) > 1 and bool(table_names(recipe))
+    hands_on = handed_in and (len(used) < len(fleet.devices) or not plan.is_data_parallel or shared_tables)
     if site.device.name not in used:
+        take_out(recipe.model)
         if hands_on:
             _hand_on(meeting, recipe.model, fleet, leader=used[0], here=site.device.name)
         return None
@@ -97,6 +100,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
         _prepare_for_change(request, fleet, steps)
         outcome = _train(request, meeting, recipe, steps)
     finally:
+        take_out(recipe.model)
         meeting.leave_group()
     if hands_on:
         _hand_on(meeting, recipe.model, fleet, leader=used[0], here=site.device.name)
@@ -128,6 +132,7 @@ def _prepared(recipe: Recipe, request: Request, site: Site) -> Recipe:
     if not request.dropout:
         recipe = without_dropout(recipe)
     recipe.model.train()
+    place_tables(recipe)
     return recipe
 
 
@@ -182,7 +187,8 @@ def _train(request: Request, meeting: Meeting, recipe: Recipe, steps: Steps) -> 
     stop = samples_to_train(request, len(recipe.dataset), recipe.global_batch)
     leads = ranks.rank == 0
     if request.keep_gradient:
-        keep_first_gradient(layout.parameters, steps.optimizer, Path(request.run_dir), ranks.rank)
+        folder, extra = Path(request.run_dir), layout.tables.dense_gradients
+        keep_first_gradient(layout.parameters, steps.optimizer, folder, ranks.rank, extra)
     try:
         with Journal(request, recipe, plan, leads=leads, total_samples=stop) as journal:
             if evaluate:
@@ -197,6 +203,7 @@ def _train(request: Request, meeting: Meeting, recipe: Recipe, steps: Steps) -> 
     _hand_in(meeting, steps, site)
     steps.average_buffers(wire)
     collect(recipe.model, layout.holders, ranks)
+    layout.tables.put_back(recipe.model)
     if not leads:
         return None
     save_parameters(recipe.model, Path(request.run_dir))

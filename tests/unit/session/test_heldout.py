@@ -8,6 +8,7 @@ import pytest
 
 from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Totals
 from evener.session.heldout import Heldout, evaluate_heldout
+from evener.session.tables import JobTables
 
 TOTALS = Totals(
     loss_sum=6.0,
@@ -27,7 +28,8 @@ TOTALS = Totals(
 def evaluated(totals: Totals) -> tuple[Heldout | None, list[str]]:
     steps: Any = SimpleNamespace(
         recipe=SimpleNamespace(heldout=[0] * 4),
-        playbook=SimpleNamespace(forwards=lambda size: (None, ())),
+        playbook=SimpleNamespace(forwards=lambda size: (None, ()), held_out_reads=lambda size: []),
+        layout=SimpleNamespace(tables=JobTables()),
         executor=SimpleNamespace(evaluate=lambda row, routes, fetch, size: totals),
         average_buffers=lambda wire: None,
         samples_seen=64,

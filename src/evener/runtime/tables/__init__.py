@@ -4,7 +4,8 @@
                                             ▲                     │ backward
     optimiser of the table ◄── sum over micro-batches and devices ┘
 
-`layer.py` stands in the model in the place of nn.Embedding and nn.EmbeddingBag; `table.py` is one table's part
-on this device, `rows.py` and `tiered.py` are where its rows lie, `optimizers.py` how they move; `exchange.py` takes
-ids and rows between devices that hold parts of one table; `sums.py` joins the step's sums, norm and verdict.
+`layer.py` stands in the model in the place of nn.Embedding and nn.EmbeddingBag; `table.py` is one table's
+part on this device, `rows.py` and `tiered.py` are where its rows lie, `optimizers.py` how they move;
+`exchange.py` takes ids and rows between devices that hold parts of one table, `sharing.py` says who has
+which; `sums.py` joins the step's sums, norm and verdict.
 """

@@ -4,10 +4,13 @@ In a step without gradient m and v decay and the row still moves. From its last 
 
     Σ_j  lr_s / bc1_s · β1^j · m / (√(β2^j · v / bc2_s) + ε),    s = s₀ + j,   bc_i = 1 - β_i^s
 
-With a = √(v / bc2_s₀) and r_j = √(β2^j · bc2_s₀ / bc2_s) each term is c_j / (a·r_j + ε). Steps are taken in stretches
-in which r_j stays near its middle r̄; there 1 / (a·r_j + ε) = Σ_k (-1)^k · (r_j - r̄)^k · a^k / (a·r̄ + ε)^(k+1), so that
-a stretch costs its moments Σ_j c_j (r_j - r̄)^k, shared by all rows with the same s₀. Terms below 1e-14 of the first
-are left out. Error relative to the movement: below 1e-8 (tested against the loop).
+With a = √(v / bc2_s₀) and r_j = √(β2^j · bc2_s₀ / bc2_s) each term is c_j / (a·r_j + ε). Steps are taken in
+stretches in which r_j stays near its middle r̄; there
+
+    1 / (a·r_j + ε) = Σ_k (-1)^k · (r_j - r̄)^k · a^k / (a·r̄ + ε)^(k+1)
+
+so that a stretch costs its moments Σ_j c_j (r_j - r̄)^k, shared by all rows with the same s₀. Terms below
+1e-14 of the first are left out. Error relative to the movement: below 1e-8 (tested against the loop).
 """
 
 import math

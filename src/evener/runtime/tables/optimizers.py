@@ -131,8 +131,8 @@ class Adagrad:
 class Adam:
     """Adam as torch.optim.Adam ("dense") or torch.optim.SparseAdam ("touched") would move the rows.
 
-    `decoupled` decays weights apart from the gradient, as AdamW. "dense" with decay in the gradient is made up
-    for step by step; everything else in one go, see `idle.py`.
+    `decoupled` decays weights apart from the gradient, as AdamW. Steps that a row missed are made up for at
+    once (see `idle.py`), under "dense" with decay in the gradient one by one.
     """
 
     lr: float | None = None
@@ -205,7 +205,7 @@ class Adam:
         order = np.argsort(seen, kind="stable")
         for step in range(int(seen.min()) + 1, len(rates) + 1):
             here = torch.from_numpy(order[: np.searchsorted(seen[order], step)]).to(p.device)
-            some = [t[here] for t in (p, m, v)]
+            some = p[here], m[here], v[here]
             self._step(*some, None, step, float(rates[step - 1]))
             for whole, part in zip((p, m, v), some, strict=True):
                 whole[here] = part

@@ -7,6 +7,7 @@ import torch
 
 from evener.errors import ModelError
 
+STAND_IN_ROWS = 65_536  # of a table that is not made yet, while the rest of the model is measured
 INIT_BLOCK = 4096  # rows drawn from one generator: any part of a table can be made by itself
 WEIGHT = "weight"
 _FLOATS = (torch.float32, torch.float64)
@@ -47,6 +48,16 @@ class MemoryRows:
 
     def changed(self, slots: torch.Tensor) -> None:
         return
+
+
+class StandInRows(MemoryRows):
+    """Zeros that cost what a table costs: several rows share one, until the table itself is made."""
+
+    def __init__(self, num_rows: int, dim: int, dtype: torch.dtype) -> None:
+        super().__init__(torch.zeros(min(num_rows, STAND_IN_ROWS), dim, dtype=dtype))
+
+    def slots(self, ids: torch.Tensor) -> torch.Tensor:
+        return ids % len(self.columns[WEIGHT])
 
 
 def check_dtype(dtype: torch.dtype) -> None:

@@ -1,0 +1,210 @@
+"""One table: the part of its rows that this device holds, and what a step reads and adds up of it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from evener.errors import DataError, ModelError
+from evener.runtime.tables.exchange import Exchange, Route
+from evener.runtime.tables.optimizers import TableOptimizer
+from evener.runtime.tables.rows import WEIGHT, Rows
+
+
+class Rates:
+    """The learning rates of all steps so far; its length is the number of steps."""
+
+    def __init__(self) -> None:
+        self._all, self._used = np.zeros(64), 0
+
+    def add(self, rate: float) -> None:
+        """Count a step."""
+        if self._used == len(self._all):
+            self._all = np.concatenate([self._all, np.zeros(self._used)])
+        self._all[self._used] = rate
+        self._used += 1
+
+    @property
+    def values(self) -> np.ndarray:
+        """One number a step."""
+        return self._all[: self._used]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows `start` to `stop` of a table, the rest is elsewhere; in `rows` they are counted from 0."""
+
+    start: int
+    stop: int
+    rows: Rows
+
+
+@dataclass
+class _Fetched:
+    ids: torch.Tensor
+    rows: torch.Tensor
+    route: Route
+
+
+class Table:
+    """A table of `num_rows` rows of `dim` numbers, owner i of the group holding bounds[i] to bounds[i+1].
+
+    By itself a device reads its rows as they are asked for. In a group `fetch` brings those of a whole step
+    first, as devices run different numbers of micro-batches and must meet all the same.
+    """
+
+    def __init__(self, name: str, num_rows: int, dim: int, part: Part) -> None:
+        self.name, self.num_rows, self.dim, self.part = name, num_rows, dim, part
+        self.bounds: tuple[int, ...] = (0, num_rows)
+        self.exchange: Exchange | None = None
+        self.optimizer: TableOptimizer | None = None
+        self.rates = Rates()
+        self.collects = False
+        self.gradient: tuple[torch.Tensor, torch.Tensor] | None = None  # local ids, summed rows
+        self.rows_read = 0
+        self._scale = 1.0
+        self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._fetched: _Fetched | None = None
+        self._untouched = True
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.part.rows.columns[WEIGHT].dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weight and optimiser state that this device holds in memory."""
+        return sum(c.nbytes for c in self.part.rows.columns.values())
+
+    def use(self, optimizer: TableOptimizer) -> None:
+        """The rows move by `optimizer` from now on; its state starts from nothing."""
+        self.optimizer = optimizer
+        self.part.rows.prepare(optimizer.widths(self.dim))
+
+    def share(self, part: Part, bounds: tuple[int, ...], exchange: Exchange) -> None:
+        """From now on this device has `part`, and the others theirs."""
+        self.part, self.bounds = part, bounds
+        self.exchange = exchange if exchange.world_size > 1 else None
+
+    def own(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of this device's part as they are now, in the host's memory; `ids` count from its start."""
+        rows = self.part.rows
+        slots = rows.slots(ids)
+        if self.optimizer is not None:
+            self.optimizer.catch_up(rows, slots, self.rates.values)
+        return rows.columns[WEIGHT].index_select(0, slots).cpu()
+
+    def read(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of `ids` (sorted, each once). ModelError where the step was not told of them."""
+        self.rows_read += len(ids)
+        if self.exchange is None:
+            return self.own(ids)
+        fetched = self._fetched
+        where = torch.searchsorted(fetched.ids, ids) if fetched is not None else None
+        if fetched is not None and where is not None:
+            where.clamp_(max=max(len(fetched.ids) - 1, 0))
+            if not len(ids) or (len(fetched.ids) and bool((fetched.ids[where] == ids).all())):
+                return fetched.rows.index_select(0, where)
+        raise ModelError(
+            f"the table {self.name} is asked for rows that are not among the ids found in the batch",
+            numbers=f"{len(ids)} rows asked for, {0 if fetched is None else len(fetched.ids)} fetched",
+            remedy=f'ids={{"{self.name}": lambda batch: the ids, as a tensor}} in the recipe',
+        )
+
+    def fetched(self, ids: torch.Tensor, rows: torch.Tensor, route: Route) -> None:
+        """These are the rows of this step; `ids` sorted, each once."""
+        self._fetched = _Fetched(ids, rows, route)
+
+    def begin(self, scale: float) -> None:
+        """Gradients count from now on, `scale` times each."""
+        self.collects, self._scale = True, scale
+
+    def collect(self, ids: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Take in the gradient rows of one lookup; dropped outside of a step."""
+        if not self.collects or self._scale == 0:
+            return
+        rows = gradient.detach().to("cpu", self.dtype)
+        self._pending.append((ids, rows if self._scale == 1.0 else rows * self._scale))
+
+    def sum_up(self) -> None:
+        """Add up what all micro-batches and all devices gave; each owner then has its rows' gradient.
+
+        Called by all devices of the group together.
+        """
+        ids, rows = summed(self._pending, self.dim, self.dtype)
+        self._pending = []
+        self._untouched = not len(ids)
+        if self.exchange is not None:
+            assert self._fetched is not None, "a step fetches before it sums"
+            route = self._fetched.route
+            out = rows.new_zeros(len(self._fetched.ids), self.dim + 1)
+            where = torch.searchsorted(self._fetched.ids, ids)
+            out[where, : self.dim] = rows
+            out[where, self.dim] = 1.0
+            came = self.exchange.gradients_on(route, out)
+            there = came[:, self.dim] > 0
+            ids, rows = summed([(route.ids_asked[there], came[there, : self.dim])], self.dim, self.dtype)
+            self._untouched = not route.anybody
+        self.gradient = (ids - self.part.start, rows)
+
+    def move(self, rate: float) -> None:
+        """Let the optimiser take the step."""
+        assert self.optimizer is not None
+        if self._untouched or self.gradient is None:
+            return  # no lookup anywhere: as a parameter whose gradient is None
+        self.rates.add(rate)
+        ids, gradient = self.gradient
+        if len(ids):
+            rows = self.part.rows
+            slots = rows.slots(ids)
+            self.optimizer.move(rows, slots, gradient.to(rows.columns[WEIGHT].device), self.rates.values)
+            rows.changed(slots)
+
+    def discard(self) -> None:
+        """Forget what was added up since the last step."""
+        self._pending, self.gradient, self.collects = [], None, False
+
+
+def summed(
+    pieces: list[tuple[torch.Tensor, torch.Tensor]], dim: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows with the same id added up; ids come out sorted. Example: 3 and 1, then 3: rows of 1 and of 3."""
+    if not pieces:
+        return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dim, dtype=dtype)
+    ids = torch.cat([i for i, _ in pieces])
+    rows = torch.cat([r for _, r in pieces])
+    if len(pieces) == 1 and _rises(ids):
+        return ids, rows
+    unique, inverse = torch.unique(ids, return_inverse=True)
+    return unique, rows.new_zeros(len(unique), dim).index_add_(0, inverse, rows)
+
+
+def _rises(ids: torch.Tensor) -> bool:
+    return bool((ids[1:] > ids[:-1]).all())
+
+
+def check_ids(ids: torch.Tensor, table: str, num_rows: int, offsets: torch.Tensor | None = None) -> None:
+    """DataError that names table, value and sample unless all ids are whole numbers from 0 to num_rows - 1.
+
+    `offsets` are where the bags of a flat list of ids begin: the sample is then the bag.
+    """
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise DataError(
+            f"the table {table} was given ids of {str(ids.dtype).removeprefix('torch.')}",
+            remedy="int64 or int32: ids.long(), after a look at why they are not",
+        )
+    if not ids.numel():
+        return
+    low, high = torch.aminmax(ids)
+    if int(low) >= 0 and int(high) < num_rows:
+        return
+    wrong = ((ids < 0) | (ids >= num_rows)).nonzero()[0]
+    sample = int(wrong[0])
+    if offsets is not None:
+        sample = int(torch.searchsorted(offsets, torch.tensor(sample), right=True)) - 1
+    raise DataError(
+        f"the table {table} has no row {int(ids[tuple(wrong)])}, which sample {sample} of a micro-batch "
+        "asks for",
+        numbers=f"rows 0 to {num_rows - 1}",
+        remedy="look at that sample, or a larger table",
+    )

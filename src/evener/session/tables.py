@@ -1,0 +1,216 @@
+"""The tables of a job: which layers of the recipe's model are placed, who holds their rows, what steps fetch.
+
+    recipe.place ──► stand-ins in the model ──► rows by device ──► fetched before a step, moved after it
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from evener.core.plan import Plan, TablePlacement
+from evener.core.split import apportion
+from evener.errors import UsageError
+from evener.runtime.ranks import Ranks
+from evener.runtime.reducers import Reducers
+from evener.runtime.tables.exchange import Exchange
+from evener.runtime.tables.finding import IdsOf, find_ids, ids_asked
+from evener.runtime.tables.layer import TableLayer, place_table, put_back, table_layers
+from evener.runtime.tables.optimizers import TableOptimizer, like_torch
+from evener.runtime.tables.rows import MemoryRows, Rows
+from evener.runtime.tables.sharing import bounds_of, fetch, gathered, take_part
+from evener.runtime.tables.sums import TableSums
+from evener.session.recipe import LOSS_PLACE, Recipe
+from evener.session.site import Site
+
+CPU = "cpu"
+FILE = "file:"
+_WATCHED_SAMPLES = 8  # of a batch in which a table's ids are looked for
+
+
+def table_names(recipe: Recipe) -> tuple[str, ...]:
+    """The layers that the recipe places, apart from its loss."""
+    return tuple(name for name in recipe.place if name != LOSS_PLACE)
+
+
+def place_tables(recipe: Recipe) -> None:
+    """Put stand-ins into the recipe's model; each has its whole table, in this process's memory."""
+    for name in table_names(recipe):
+        place_table(recipe.model, name)
+
+
+def take_out(model: nn.Module) -> None:
+    """The user's own layers, as they are: after a run that failed, or on a device that has no part in it."""
+    for layer in table_layers(model):
+        put_back(model, layer, None)
+
+
+def placements(recipe: Recipe, plan: Plan, devices: tuple[str, ...]) -> tuple[TablePlacement, ...]:
+    """Rows by device: the plan's own word, or what the recipe says.
+
+    "cpu": in equal parts by the hosts' side of each device. Weights by device, {"a": 5, "b": 3}: in that
+    proportion. Example: 10 rows as {"a": 5, "b": 3, "c": 2} are 5, 3 and 2.
+    """
+    given = {p.table: p for p in plan.tables}
+    found = []
+    for layer in table_layers(recipe.model):
+        table = layer.table
+        if table.name in given:
+            found.append(given[table.name])
+            continue
+        wish = recipe.place[table.name]
+        if isinstance(wish, str):
+            weights, residence = dict.fromkeys(devices, 1.0), wish
+        else:
+            weights, residence = {d: float(w) for d, w in wish.items()}, CPU
+            if not weights or min(weights.values()) < 0 or not sum(weights.values()):
+                raise UsageError(
+                    f"place of {table.name} is {dict(wish)}", remedy='{"lab1/a": 5, "lab1/b": 3}'
+                )
+        rows = apportion(table.num_rows, list(weights.values()))
+        found.append(
+            TablePlacement(table=table.name, rows=dict(zip(weights, rows, strict=True)), residence=residence)
+        )
+    return tuple(found)
+
+
+@dataclass
+class JobTables:
+    """This device's tables; without any, all of it does nothing."""
+
+    layers: list[TableLayer] = field(default_factory=list)
+    here: list[TableLayer] = field(default_factory=list)
+    exchange: Exchange = field(default_factory=lambda: Exchange(1))
+    rank: int = 0
+    ids_of: dict[str, IdsOf] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    sums: TableSums | None = None
+
+    def join(self, reducers: Reducers, here: list[nn.Module]) -> None:
+        """Take part in the sums of steps; `here` is what this device runs: it fetches for tables in it."""
+        if self.layers:
+            self.sums = TableSums(self.layers)
+            reducers.add_tables(self.sums, self.exchange.world_size)
+            inside = {id(m) for module in here for m in module.modules()}
+            self.here = [x for x in self.layers if id(x) in inside]
+
+    def follow(self, recipe: Recipe, optimizer: torch.optim.Optimizer) -> None:
+        """Give each table its optimiser; from now on they move when `optimizer` does."""
+        if self.sums is None:
+            return
+        for table in self.sums.tables:
+            table.use(_optimizer_of(recipe, table.name, optimizer))
+        self.sums.follow(optimizer)
+
+    def ahead(self, read: Callable[[], Any], count: int) -> Callable[[int, int], Any]:
+        """What gives the step's micro-batches one by one: `count` are read now, and their rows fetched.
+
+        Called by all devices together; on one device nothing is read before its turn.
+        """
+        if self.sums is None or self.exchange.world_size == 1:
+            return lambda stage, micro_batch: read()
+        batches = deque(read() for _ in range(count))
+        self._fetch(list(batches))
+        return lambda stage, micro_batch: batches.popleft()
+
+    def held_out(
+        self, read: Callable[[int, int], Any], keys: Sequence[tuple[int, int]]
+    ) -> Callable[[int, int], Any]:
+        """As `ahead`, for held-out samples: `keys` are the (stage, micro-batch) that this device reads."""
+        if self.sums is None or self.exchange.world_size == 1:
+            return read
+        batches = {key: read(*key) for key in keys}
+        self._fetch(list(batches.values()))
+        return lambda stage, micro_batch: batches.pop((stage, micro_batch))
+
+    def _fetch(self, batches: list[Any]) -> None:
+        assert self.sums is not None
+        wanted = {x.table.name for x in self.here}
+        ids_of: Mapping[str, IdsOf] = {n: f if n in wanted else _nothing for n, f in self.ids_of.items()}
+        fetch(self.sums.tables, ids_of, batches, self.exchange)
+
+    def put_back(self, model: nn.Module) -> None:
+        """The user's own layers, with the trained rows on the leading device; called by all together."""
+        for layer in self.layers:
+            whole = gathered(layer.table, self.rank, self.exchange)
+            put_back(model, layer, whole)
+
+    def dense_gradients(self) -> dict[str, Tensor]:
+        """Each table's gradient of this step under its parameter's name, zeros in rows held elsewhere."""
+        found = {}
+        for table in self.sums.tables if self.sums else ():
+            if table.gradient is not None:
+                whole = torch.zeros(table.num_rows, table.dim, dtype=table.dtype)
+                ids, rows = table.gradient
+                whole[ids + table.part.start] = rows
+                if self.exchange.world_size > 1:
+                    self.exchange.summed(whole)
+                found[f"{table.name}.weight"] = whole
+        return found
+
+
+def _nothing(batch: Any) -> Tensor:
+    return torch.zeros(0, dtype=torch.int64)
+
+
+def _optimizer_of(recipe: Recipe, table: str, optimizer: torch.optim.Optimizer) -> TableOptimizer:
+    given = recipe.table_optimizer
+    if isinstance(given, Mapping):
+        given = given.get(table)
+    return like_torch(optimizer, table) if given is None else given
+
+
+def share_tables(recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, seed: int = 0) -> JobTables:
+    """Every device takes its part of each table; called by all devices of the plan together."""
+    layers = table_layers(recipe.model)
+    if not layers:
+        return JobTables()
+    group = dist.new_group(list(range(ranks.world_size)), backend="gloo") if ranks.world_size > 1 else None
+    exchange = Exchange(ranks.world_size, group)
+    ids_of, notes = _ids(recipe, layers) if ranks.world_size > 1 else ({}, ())
+    for number, (layer, placed) in enumerate(
+        zip(layers, placements(recipe, plan, ranks.devices), strict=True)
+    ):
+        table = layer.table
+        bounds = bounds_of(table.name, table.num_rows, placed.rows, ranks.devices)
+        make = _maker(placed.residence or CPU, site, ranks.here, table.name)
+        take_part(table, bounds, ranks.rank, exchange, make, seed + number)
+    return JobTables(layers=layers, exchange=exchange, rank=ranks.rank, ids_of=ids_of, notes=notes)
+
+
+def _maker(residence: str, site: Site, here: str, table: str) -> Callable[[Tensor], Rows]:
+    if residence == CPU:
+        return MemoryRows
+    if residence == "device":
+        return lambda weight: MemoryRows(weight.to(site.torch_device))
+    raise UsageError(
+        f"place of {table} is {residence!r}",
+        remedy='"cpu", "device", weights by device, or "file:FOLDER" for a tiered table',
+    )
+
+
+def _ids(recipe: Recipe, layers: list[TableLayer]) -> tuple[dict[str, IdsOf], tuple[str, ...]]:
+    """How to read each table's ids from a batch, found by running the model unless the recipe says it."""
+    batch = recipe.batch_of(_WATCHED_SAMPLES)
+    args, kwargs, _ = recipe.problem.inputs(batch)
+    asked: dict[str, list[Tensor]] = {}
+    if any(x.table.name not in recipe.ids for x in layers):
+        asked = ids_asked(recipe.model, layers, lambda: recipe.model(*args, **kwargs))
+    found, notes = {}, []
+    for name in dict.fromkeys(x.table.name for x in layers):
+        if name in recipe.ids:
+            found[name] = recipe.ids[name]
+            continue
+        found[name], note = find_ids(batch, asked[name], name)
+        notes.append(note)
+    return found, tuple(notes)
+
+
+def table_file(folder: Path, table: str) -> Path:
+    """Where a run keeps a table that no single memory holds."""
+    return folder / f"table-{table}.safetensors"
