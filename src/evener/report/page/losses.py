@@ -1,10 +1,13 @@
 """Where the time went: the accounting of `report.accounting` as a table, and pairs with the prediction."""
 
+from collections.abc import Iterator, Sequence
+
 from evener.core.plan import Plan
+from evener.core.trace import CAUSES
 from evener.report.accounting import account, predicted_solo
-from evener.report.compare import compare
+from evener.report.compare import Difference, compare
 from evener.report.page.cells import columns, part, seconds, unit_for, word
-from evener.report.page.document import Beside, Lost, Pair, Table
+from evener.report.page.document import Beside, Cell, Lost, Pair, Table
 from evener.report.page.folder import RunFiles
 from evener.report.results import LOSS_CAUSES, RunReport
 from evener.report.steps import typical_step
@@ -82,21 +85,11 @@ def beside(report: RunReport, plan: Plan) -> Beside | None:
     factor, unit = unit_for(report.step_s)
     compared = compare(told.seconds, {d.name: d.seconds for d in report.devices if d.seconds})
     shown = [d for d in compared.differences if max(d.predicted_s, abs(d.measured_s)) * factor >= 0.005]
-    rows = tuple(
-        (
-            word(d.device),
-            word(d.cause),
-            seconds(d.predicted_s, factor),
-            seconds(d.measured_s, factor),
-            seconds(d.difference_s, factor),
-            part(d.error, sign=True) if d.error is not None else word("–"),
-        )
-        for d in shown
-    )
+    names = tuple(dict.fromkeys(d.device for d in shown))
     largest = compared.largest
     sentence = "" if largest is None else _largest(largest.device, largest.cause, largest.difference_s)
-    for names, what in ((compared.only_measured, "not predicted"), (compared.only_predicted, "not measured")):
-        sentence += f"; {what}: {', '.join(names)}" if names else ""
+    for only, what in ((compared.only_measured, "not predicted"), (compared.only_predicted, "not measured")):
+        sentence += f"; {what}: {', '.join(only)}" if only else ""
     return Beside(
         pairs=tuple(
             Pair(device=d.device, cause=d.cause, predicted_s=d.predicted_s, measured_s=d.measured_s)
@@ -104,18 +97,33 @@ def beside(report: RunReport, plan: Plan) -> Beside | None:
         ),
         table=Table(
             caption=f"A step by device and cause; predicted: {told.source}, measured: median step",
-            columns=columns(
-                "device",
-                "cause",
-                ("predicted", f"{unit} a step"),
-                ("measured", f"{unit} a step"),
-                ("difference", f"{unit} a step"),
-                ("error", "of measured"),
-            ),
-            rows=rows,
+            columns=columns("device", "", *((c, f"{unit} a step") for c in _causes(shown))),
+            rows=tuple(row for name in names for row in _rows(name, shown, factor)),
         ),
         sentence=sentence,
     )
+
+
+def _causes(shown: Sequence[Difference]) -> list[str]:
+    return [c for c in CAUSES if any(d.cause == c for d in shown)]
+
+
+def _rows(device: str, shown: Sequence[Difference], factor: float) -> Iterator[tuple[Cell, ...]]:
+    """Three rows of a device: predicted, measured, and the error of the first."""
+    found = {d.cause: d for d in shown if d.device == device}
+    causes = _causes(shown)
+    yield (
+        word(device),
+        word("predicted"),
+        *(seconds(found[c].predicted_s if c in found else 0.0, factor) for c in causes),
+    )
+    yield (
+        word(""),
+        word("measured"),
+        *(seconds(found[c].measured_s if c in found else 0.0, factor) for c in causes),
+    )
+    errors = (found[c].error if c in found else None for c in causes)
+    yield word(""), word("error"), *(word("–") if e is None else part(e, sign=True) for e in errors)
 
 
 def _largest(device: str, cause: str, difference_s: float) -> str:

@@ -129,9 +129,9 @@ def _table(plan: Plan, fleet: Fleet | None, shown: Sequence[Memory]) -> Table:
         ("samples", "a step"),
         ("part", "of the batch"),
         ("alone", f"samples/s{f', {source}' if source else ''}"),
-        ("memory predicted", f"at its peak{f', {source}' if source else ''}"),
-        ("memory used", "at its peak, measured"),
-        ("memory there", "by the fleet file"),
+        ("memory", f"predicted{f', {source}' if source else ''}"),
+        ("used", "measured"),
+        ("there", "fleet file"),
     )
     return Table(caption="What each device holds and takes", columns=header, rows=tuple(rows))
 

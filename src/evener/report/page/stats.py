@@ -38,8 +38,7 @@ def _of_report(report: RunReport, plan: Plan) -> Iterator[Stat]:
         key="efficiency",
         label="Efficiency",
         text=f"{report.efficiency:.3f}",
-        unit="of the sum of the devices",
-        source=f"measured over {report.ideal_samples_per_s:.4g} samples/s ({sources})",
+        source=f"samples/s over the sum of the devices alone, {report.ideal_samples_per_s:.4g} ({sources})",
         note=""
         if report.efficiency == report.efficiency_used
         else f"{report.efficiency_used:.3f} of the used devices",

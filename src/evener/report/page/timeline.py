@@ -12,14 +12,12 @@ from evener.errors import EvenerError
 from evener.report.page.cells import short
 from evener.report.page.document import Lanes, Timeline
 from evener.report.page.folder import RunFiles
-from evener.report.text import LOSS_NAMES
 from evener.sim import plan_costs, simulate
 
 MOST_SPANS = 200_000
 MOST_ACTIONS = 20_000
 LONGEST_S = 1e6
 """A trace of more seconds is of no single run: its spans could not be told apart in a picture."""
-CAUSE_NAMES = tuple((cause, LOSS_NAMES[cause] if cause != "compute" else "compute") for cause in CAUSES)
 
 
 def timeline(run: RunFiles) -> Timeline | None:
@@ -31,7 +29,9 @@ def timeline(run: RunFiles) -> Timeline | None:
     predicted = predicted_step(run, notes)
     if predicted:
         found += [lanes] if (lanes := lanes_of(predicted, notes)) else []
-    return Timeline(causes=CAUSE_NAMES, traces=tuple(found), notes=tuple(notes)) if found else None
+    if not found:
+        return None
+    return Timeline(causes=tuple((c, c) for c in CAUSES), traces=tuple(found), notes=tuple(notes))
 
 
 def predicted_step(run: RunFiles, notes: list[str]) -> Trace | None:

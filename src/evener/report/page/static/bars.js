@@ -54,5 +54,5 @@ function drawBeside(doc) {
   fill("beside", "Predicted beside measured", "Each device's step: predicted above (paler), measured below. Values are measured seconds in these causes.",
     keyOf(causes), el("div", { class: "bars", role: "img", "aria-label": "Predicted and measured seconds by device and cause; the table holds the same figures" }, rows),
     el("p", { class: "sentence" }, doc.beside.sentence),
-    doc.beside.table.rows.length > 30 ? el("details", {}, el("summary", {}, `All ${doc.beside.table.rows.length} figures`), table) : table);
+    doc.beside.table.rows.length > 45 ? el("details", {}, el("summary", {}, `All ${devices.length} devices`), table) : table);
 }

@@ -63,9 +63,10 @@ function tableOf(table, id) {
   const head = table.columns.map((c) =>
     el("th", { scope: "col", class: c.numeric ? "num" : undefined }, c.title, c.unit ? el("small", {}, c.unit) : null));
   const body = table.rows.map((row) => el("tr", {}, row.map((cell, i) => cellOf(cell, table.columns[i], i === 0))));
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.caption },
-    el("table", { class: table.total ? "total" : undefined, id },
-      el("caption", {}, table.caption), el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
+  return el("div", {}, el("p", { class: "caption", id: `${id}-caption` }, table.caption),
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": `${id}-caption` },
+      el("table", { class: table.total ? "total" : undefined, id, "aria-labelledby": `${id}-caption` },
+        el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
 }
 
 const chip = (color) => el("span", { class: "chip", style: { background: `var(--${color})` }, "aria-hidden": "true" });

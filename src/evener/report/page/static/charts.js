@@ -1,5 +1,6 @@
 /* Loss and step time by uPlot. */
 let charts = [];
+const STEPS = [0, 1, 2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((x) => x * 10 ** power));
 
 function drawCurves(doc, compared) {
   charts.forEach((c) => c.destroy());
@@ -17,7 +18,7 @@ function drawCurves(doc, compared) {
   const [factor, unit] = unitFor(Math.max(...curves.step_s.slice().sort((a, b) => a - b).slice(0, Math.ceil(curves.step_s.length * 0.9))));
   const time = joined(curves, others, "step_s", doc.name, compared);
   time.lines.forEach((l) => { l.values = l.values.map((v) => (finite(v) ? v * factor : null)); });
-  if (curves.predicted_s) ["lower bound", "predicted", "upper bound"].forEach((label, i) => time.lines.push({ label, dash: i === 1 ? [5, 4] : [2, 4], values: time.x.map(() => curves.predicted_s[i] * factor) }));
+  if (curves.predicted_s) ["lower bound", "predicted", "upper bound"].forEach((label, i) => time.lines.push({ label, color: i === 1 ? "d1" : "faint", dash: i === 1 ? [5, 4] : [2, 4], values: time.x.map(() => curves.predicted_s[i] * factor) }));
   plot(holders[1], `step, ${unit}`, time, (v) => digits(v, 4));
 }
 
@@ -32,10 +33,10 @@ function joined(ours, theirs, field, name, compared) {
 function plot(holder, title, data, text) {
   const colors = ["d0", "d2", "d1", "d3", "d4", "d5", "d6", "d7"];
   const axis = { stroke: css("soft"), grid: { stroke: css("line"), width: 1 }, ticks: { stroke: css("line"), width: 1 }, font: `11px ${css("sans")}` };
-  const series = data.lines.map((l, i) => ({ label: l.label.slice(0, 60), stroke: css(colors[i % 8]), width: l.dash ? 1 : 1.75, dash: l.dash, spanGaps: true, points: { show: data.x.length < 40 && !l.dash, size: 4 }, value: (_, v) => (v === null || v === undefined ? "–" : text(v)) }));
+  const series = data.lines.map((l, i) => ({ label: l.label.slice(0, 60), stroke: css(l.color || colors[i % 8]), width: l.dash ? 1 : 1.75, dash: l.dash, spanGaps: true, points: { show: data.x.length < 40 && !l.dash, size: 4 }, value: (_, v) => (v === null || v === undefined ? "–" : text(v)) }));
   const width = () => Math.max(240, holder.clientWidth);
   const chart = new uPlot({ width: width(), height: 260, series: [{ label: "step" }, ...series], scales: { x: { time: false } },
-    axes: [axis, { ...axis, size: 56, label: title, labelSize: 18, labelFont: `11px ${css("sans")}`, values: (_, ticks) => ticks.map((t) => digits(t)) }] }, [data.x, ...data.lines.map((l) => l.values)], holder);
+    axes: [{ ...axis, incrs: STEPS }, { ...axis, size: 56, label: title, labelSize: 18, labelFont: `11px ${css("sans")}`, values: (_, ticks) => ticks.map((t) => digits(t)) }] }, [data.x, ...data.lines.map((l) => l.values)], holder);
   chart.root.querySelector("canvas").setAttribute("role", "img");
   chart.root.querySelector("canvas").setAttribute("aria-label", `${title} over steps; the figures are in the table below`);
   chart.fit = () => chart.setSize({ width: width(), height: 260 });

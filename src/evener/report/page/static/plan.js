@@ -12,7 +12,7 @@ function drawPlan(doc) {
     rows.length > MOST_PIPELINES
       ? el("details", {}, el("summary", {}, `${rows.length - MOST_PIPELINES} more pipelines`), rows.slice(MOST_PIPELINES)) : null,
     staged ? el("p", { class: "hint" }, `A stage is as wide as its part of its pipeline by ${plan.weight_unit}.`) : null,
-    memoryBars(doc), el("h3", {}, "Devices"), tableOf(plan.table, "devices"));
+    memoryBars(doc), tableOf(plan.table, "devices"));
 }
 
 function batchBar(doc) {
@@ -28,7 +28,7 @@ function batchBar(doc) {
 
 function pipelineRow(doc, p, number) {
   const total = p.stages.reduce((sum, s) => sum + s.weight, 0) || 1;
-  return el("div", { class: "pipeline" },
+  return el("div", { class: p.stages.length > 1 || p.stages[0].holders.length > 1 ? "pipeline" : "pipeline flat" },
     el("p", {}, el("b", {}, `Pipeline ${number}`), `${p.samples} samples, ${(100 * p.part).toFixed(1)} %`, el("br"), `in micro-batches ${p.micro_batches || "none"}`),
     el("div", { class: "stages" }, p.stages.map((s) => stageBox(doc, s, s.weight / total))));
 }

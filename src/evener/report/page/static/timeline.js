@@ -1,5 +1,5 @@
 /* The timeline: one lane a device on a canvas; only what is in view is drawn, what shares a pixel once. */
-const NS = 1e9, LANE = 40, BAR = 19, THIN = 7, AXIS = 24;
+const NS = 1e9, LANE = 42, BAR = 19, THIN = 7, AXIS = 24;
 let view = null;
 
 const KINDS = { F: "forward", B: "backward", I: "backward, input part", W: "backward, weight part", SEND_F: "send activations", RECV_F: "receive activations", SEND_B: "send gradients", RECV_B: "receive gradients" };
@@ -174,7 +174,7 @@ function predictedPaint(g, width, colors, ink) {
   const seen = [...view.main.steps.entries()].filter(([n, s]) => n >= 0 && s.to > view.from && s.from < view.to);
   if (seen.length > 30) return;
   g.globalAlpha = 0.75;
-  for (const [, s] of seen) view.order.forEach((_, k) => lanePaint(g, view.other, k, s.from - only.from, AXIS + k * LANE + 14 + BAR, THIN - 2, width, colors, ink));
+  for (const [, s] of seen) view.order.forEach((_, k) => lanePaint(g, view.other, k, s.from - only.from, AXIS + k * LANE + 15 + BAR, THIN - 2, width, colors, ink));
   g.globalAlpha = 1;
 }
 
