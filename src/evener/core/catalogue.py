@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from evener.core.figures import Curve, Figure, Value, line
 from evener.core.files import read
-from evener.core.fleet import Device, Fleet, Link
+from evener.core.fleet import Device, Fleet, Link, Rehearsed
 from evener.errors import FileError, UnknownNameError
 
 _DATA = Path(__file__).with_name("catalogue.json")
@@ -172,11 +172,60 @@ class FleetLine(Value, frozen=True, kw_only=True):
     bus: str | None = None
 
 
+class Scale(Value, frozen=True, kw_only=True):
+    """A fleet to rehearse in the ratios of a real one: everything so many times slower, or smaller.
+
+    `slower` divides the rates of devices and links and multiplies latencies; `smaller` divides memory. What
+    one operation costs at least is the host's doing and stays.
+    """
+
+    slower: float = 1.0
+    smaller: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not 1 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+
+    def of_device(self, device: Device) -> Device:
+        """`device` at this scale; of another kind, since profiles are kept by kind.
+
+        Example: an RTX 3060 1,000 times slower and 100 times smaller does 12.74e9 FLOP/s with 120e6 bytes.
+        """
+
+        def divided(figure: Figure | None, times: float) -> Figure | None:
+            if figure is None:
+                return None
+            return replace(figure, value=figure.value / times, note=f"{figure.note} ÷ {times:g}".strip())
+
+        parts = [
+            f"{times:g} times {word}"
+            for times, word in ((self.slower, "slower"), (self.smaller, "smaller"))
+            if times > 1
+        ]
+        return replace(
+            device,
+            kind=", ".join([device.kind, *parts]),
+            flops={dtype: divided(f, self.slower) for dtype, f in device.flops.items()},
+            bytes_per_s=divided(device.bytes_per_s, self.slower),
+            memory_bytes=divided(device.memory_bytes, self.smaller),
+            free_memory_bytes=divided(device.free_memory_bytes, self.smaller),
+            framework_bytes=divided(device.framework_bytes, self.smaller),
+            rehearsed=replace(device.rehearsed or Rehearsed(), smaller=self.smaller),
+        )
+
+    def of_curve(self, curve: Curve) -> Curve:
+        """`curve` with all its seconds `slower` times as long. Example: 1 ms becomes 1 s at 1,000."""
+        points = tuple((num_bytes, seconds * self.slower) for num_bytes, seconds in curve.points)
+        return replace(curve, points=points)
+
+
 class FleetFile(Value, frozen=True, kw_only=True):
     """A fleet as a file may write it, see `read_fleet`."""
 
     devices: tuple[Device, ...]
     links: tuple[FleetLine, ...] = ()
+    scaled: Scale | None = None
     note: str = ""
     version: int = 1
 
@@ -193,7 +242,7 @@ def resolved(file: FleetFile, where: str) -> Fleet:
     """`file` as a fleet: kinds of links become curves, kinds of devices figures; `where` names it in errors.
 
     Example: a device of kind "A100-80" and nothing else gets 80e9 bytes, 19.5e12 FLOP/s in float32 and 312e12
-    in bfloat16, all of source "table".
+    in bfloat16, all of source "table". With `scaled` all of that is divided, see `Scale`.
     """
     links = []
     for x in file.links:
@@ -204,10 +253,14 @@ def resolved(file: FleetFile, where: str) -> Fleet:
                 remedy='"kind": "1 Gbit/s Ethernet", or "curve": {"points": [[bytes, seconds], ...], ...}',
             )
         curve = x.curve or link_curve(x.kind, place)
-        links.append(Link(a=x.a, b=x.b, kind=x.kind, curve=curve, reduce_curve=x.reduce_curve, bus=x.bus))
+        scale = file.scaled or Scale()
+        summing = scale.of_curve(x.reduce_curve) if x.reduce_curve else None
+        curve = scale.of_curve(curve)
+        links.append(Link(a=x.a, b=x.b, kind=x.kind, curve=curve, reduce_curve=summing, bus=x.bus))
+    devices = [with_table(d) for d in file.devices]
     try:
         return Fleet(
-            devices=tuple(with_table(d) for d in file.devices),
+            devices=tuple(file.scaled.of_device(d) if file.scaled else d for d in devices),
             links=tuple(links),
             note=file.note,
             version=file.version,

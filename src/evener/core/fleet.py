@@ -3,11 +3,15 @@
 from collections import Counter
 from functools import cached_property
 
+from msgspec.structs import replace
+
 from evener.core.figures import Curve, Figure, Value
 from evener.errors import UnknownNameError
 
 FAMILIES = ("matmul", "attention", "convolution", "other")
 """Families of operations that a rehearsal paces apart."""
+REHEARSED = "rehearsal"
+"""The `type` of an accelerator that is rehearsed: what torch calls it."""
 
 
 class Rehearsed(Value, frozen=True, kw_only=True):
@@ -126,6 +130,18 @@ class Fleet(Value, frozen=True, kw_only=True, dict=True):
         """The link that serves devices `a` and `b`: their own, else that of their hosts, else None."""
         hosts = frozenset((self.device(a).host, self.device(b).host))
         return self._by_ends.get(frozenset((a, b))) or self._by_ends.get(hosts)
+
+    def host_link(self, name: str) -> Link | None:
+        """The link between device `name` and its host: their own, else that inside the host, else None."""
+        host = self.device(name).host
+        return self._by_ends.get(frozenset((name, host))) or self._by_ends.get(frozenset((host,)))
+
+    def as_rehearsed(self) -> "Fleet":
+        """The same fleet, its accelerators of the type that a rehearsal gives them."""
+        devices = tuple(
+            d if d.type == "cpu" else replace(d, type=REHEARSED, index=None) for d in self.devices
+        )
+        return replace(self, devices=devices)
 
     @cached_property
     def _by_name(self) -> dict[str, Device]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from evener.core.fleet import Fleet
 from evener.core.seams import Channel, Pending, Receiving
-from evener.rehearsal.driver import PacedDriver
+from evener.rehearsal.pacer import Pacer
 
 
 class Lines(Protocol):
@@ -76,7 +76,7 @@ class PacedChannel:
     `buses` (which several processes share as `SharedLines`). Pairs without a link take no time.
     """
 
-    def __init__(self, inner: Channel, driver: PacedDriver, fleet: Fleet, buses: Lines | None = None) -> None:
+    def __init__(self, inner: Channel, driver: Pacer, fleet: Fleet, buses: Lines | None = None) -> None:
         self._inner, self._driver, self._fleet = inner, driver, fleet
         self._buses: Lines = buses or OwnLines()
         self._own: Lines = OwnLines()
@@ -92,6 +92,10 @@ class PacedChannel:
     def receive(self, source: str, key: str, *, device: Any) -> "PacedReceiving":
         """Expect a message; the device waits for it when its clock is before the arrival."""
         return PacedReceiving(self._inner.receive(source, key, device=device), self._driver)
+
+    def abort(self, reason: str) -> None:
+        """End every wait; see `Channel.abort` in `core/seams.py`."""
+        self._inner.abort(reason)
 
     def close(self) -> None:
         self._inner.close()
@@ -110,7 +114,7 @@ class PacedChannel:
 class PacedReceiving:
     """A message to come. After `wait`, `sent_s` and `arrival_s` are on the clocks of the fleet's devices."""
 
-    def __init__(self, inner: Receiving, driver: PacedDriver) -> None:
+    def __init__(self, inner: Receiving, driver: Pacer) -> None:
         self._inner, self._driver = inner, driver
         self.sent_s: float | None = None
         self.arrival_s: float | None = None

@@ -69,7 +69,7 @@ class PacedDriver:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.device = device
+        self._device = device
         self._clock, self._sleep = clock, sleep
         self._now_s = self._left_s = clock()
         self._lag_s = 0.0  # how far this machine was past the device's clock at the last deadline
@@ -78,6 +78,11 @@ class PacedDriver:
         self._running: _Running | None = None
         self._trouble = Trouble()
         self._lateness = Lateness(device=device.name)
+
+    @property
+    def device(self) -> Device:
+        """The device of the fleet file."""
+        return self._device
 
     def now(self) -> float:
         """Seconds on the device's clock: the last deadline reached; comparable within a host."""

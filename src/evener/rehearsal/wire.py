@@ -15,7 +15,7 @@ from evener.core.collectives import all_reduce_seconds, ring
 from evener.core.figures import Curve
 from evener.core.fleet import Fleet
 from evener.core.seams import Pending, Wire
-from evener.rehearsal.driver import PacedDriver
+from evener.rehearsal.pacer import Pacer
 
 SMALL_BYTES = 4096
 """Up to so many bytes a sum is all latency and goes beside those under way, as over Gloo."""
@@ -29,7 +29,7 @@ class PacedWire:
     reduction follows the other; those of other groups on the same links are not seen.
     """
 
-    def __init__(self, inner: Wire, driver: PacedDriver, member: int, hops: Sequence[Curve | None]) -> None:
+    def __init__(self, inner: Wire, driver: Pacer, member: int, hops: Sequence[Curve | None]) -> None:
         self._inner, self._driver = inner, driver
         self._member, self._hops = member, tuple(hops)
         self._under_way: list[_PacedReduction] = []  # launched, and their ends not known yet
@@ -59,6 +59,11 @@ class PacedWire:
             else:
                 self._free_s = reduction.end_s = max(self._free_s, last_s) + reduction.link_s
 
+    def take(self, work: Pending) -> None:
+        """The real sum arrives, which takes no time of the device."""
+        with self._driver.aside():
+            work.wait()
+
     def advance(self, end_s: float) -> None:
         """The device waits until `end_s`."""
         self._driver.advance(end_s)
@@ -82,11 +87,11 @@ class _PacedReduction:
             return
         if self.end_s is None:
             self._wire.settle()
-        work.wait()
+        self._wire.take(work)
         assert self.end_s is not None, "settled with all that were under way"
         self._wire.advance(self.end_s)
 
 
-def open_wire(inner: Wire, driver: PacedDriver, fleet: Fleet, devices: Sequence[str]) -> PacedWire:
+def open_wire(inner: Wire, driver: Pacer, fleet: Fleet, devices: Sequence[str]) -> PacedWire:
     """The paced wire of `driver`'s device among `devices`, the group's names in the order of its members."""
     return PacedWire(inner, driver, list(devices).index(driver.device.name), ring(fleet, devices))

@@ -79,7 +79,7 @@ def fleet_of(fleet: Path | None, rehearse: Path | None, devices: str | None, wor
     chosen = read_fleet(path)
     if devices:
         chosen = chosen.only(tuple(w.strip() for w in devices.split(",") if w.strip()))
-    return alike_by_kind(chosen) if rehearse else chosen
+    return alike_by_kind(chosen).as_rehearsed() if rehearse else chosen
 
 
 def alike_by_kind(fleet: Fleet) -> Fleet:

@@ -122,7 +122,7 @@ def profile_recipe(
     for device in {d.kind: d for d in reversed(devices)}.values():
         report(f"{script} on {device.kind}")
         recipe = with_keys(load_recipe(script, seed), seed)
-        site = open_site(device, rehearse=rehearse)
+        site = open_site(device, rehearse=rehearse, fleet=fleet)
         sizes = micro_batches or micro_batch_grid(recipe.global_batch)
         profiles.append(profile_here(recipe, site, sizes, budget_s))
     return merge_profiles(tuple(profiles))

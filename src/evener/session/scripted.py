@@ -12,7 +12,7 @@ from torch import nn
 from evener.core.actions import Action
 from evener.core.faults import Fault, FaultScript
 from evener.errors import UsageError
-from evener.rehearsal.driver import PacedDriver
+from evener.rehearsal.pacer import Pacer
 from evener.session.request import Request
 from evener.session.site import Site
 
@@ -71,7 +71,7 @@ class OutOfMemoryOnce:
 def scripted(request: Request, site: Site, modules: Iterable[nn.Module]) -> Scripted | None:
     """What is scripted for this device, None for nothing; noise begins now."""
     here = site.device.name
-    if isinstance(site.driver, PacedDriver):
+    if isinstance(site.driver, Pacer):
         own = site.device.rehearsed.noise if site.device.rehearsed else 0.0
         site.driver.disturb(own if request.noise is None else request.noise, f"{request.seed} {here}")
     strikes: dict[str, Strike] = {"slow": lambda fault: _slow(site, fault)}
@@ -81,5 +81,5 @@ def scripted(request: Request, site: Site, modules: Iterable[nn.Module]) -> Scri
 
 
 def _slow(site: Site, fault: Fault) -> None:
-    assert isinstance(site.driver, PacedDriver) and fault.factor is not None, "asked for in a rehearsal only"
+    assert isinstance(site.driver, Pacer) and fault.factor is not None, "asked for in a rehearsal only"
     site.driver.slow(fault.factor, fault.for_s)

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from evener.core.fleet import Device, Fleet
+from evener.core.fleet import REHEARSED, Device, Fleet
 from evener.core.seams import Channel, Driver, Wire
+from evener.errors import UsageError
 from evener.rehearsal.channel import PacedChannel, SharedLines
-from evener.rehearsal.driver import PacedDriver, open_driver
+from evener.rehearsal.driver import open_driver
+from evener.rehearsal.pacer import Pacer
 from evener.rehearsal.verdict import Lateness
 from evener.rehearsal.wire import open_wire
 from evener.runtime.channels.channel import open_channel
@@ -46,7 +48,7 @@ class Site:
             plain = StagedWire(plain)
         if not rehearse:
             return plain
-        assert isinstance(self.driver, PacedDriver)
+        assert isinstance(self.driver, Pacer)
         return open_wire(plain, self.driver, fleet, used)
 
     def channel(self, fleet: Fleet, ranks: Ranks, store: dist.Store, *, rehearse: bool) -> Channel:
@@ -55,21 +57,44 @@ class Site:
         plain = open_channel(ranks, dist.PrefixStore("channels", store), host=host)
         if not rehearse:
             return plain
-        assert isinstance(self.driver, PacedDriver)
+        assert isinstance(self.driver, Pacer)
         return PacedChannel(plain, self.driver, fleet, SharedLines(dist.PrefixStore("lines", store)))
 
     @property
     def lateness(self) -> Lateness | None:
         """How well a rehearsal kept its clock; None on real hardware."""
-        return self.driver.lateness() if isinstance(self.driver, PacedDriver) else None
+        return self.driver.lateness() if isinstance(self.driver, Pacer) else None
 
 
-def open_site(device: Device, *, rehearse: bool) -> Site:
-    """Open `device` in this process. A rehearsed device computes on one thread of this machine's CPU."""
-    if rehearse:
+def open_site(device: Device, *, rehearse: bool, fleet: Fleet | None = None, timed: bool = True) -> Site:
+    """Open `device` in this process.
+
+    A rehearsed CPU computes on one thread of this machine's CPU, a rehearsed accelerator is the device
+    `rehearsal:0`, with the link to its host that `fleet` names. With `timed` false an accelerator is only
+    rehearsed in what lies where, and nothing takes time.
+    """
+    if rehearse and device.type == "cpu":
         return Site(device, open_torch_device("cpu", None, 1), open_driver(device))
+    if rehearse:
+        return _open_card(device, fleet, timed=timed)
+    if device.type == REHEARSED:
+        raise UsageError(
+            f"{device.name} is a rehearsed accelerator: no machine has one",
+            remedy="--rehearse with its fleet file",
+        )
     torch_device = open_torch_device(device.type, device.index, device.threads)
     return Site(device, torch_device, HardwareDriver(torch_device))
+
+
+def _open_card(device: Device, fleet: Fleet | None, *, timed: bool) -> Site:
+    from evener.rehearsal.device.backend import open_card  # registers with torch: only where it is wanted
+    from evener.rehearsal.device.clock import Clock
+    from evener.rehearsal.device.driver import CardDriver
+
+    torch.set_num_threads(1)
+    link = fleet.host_link(device.name) if fleet else None
+    card = open_card(device, link.curve if link else None, clock=Clock(host_counts=False), timed=timed)
+    return Site(device, card.torch_device, CardDriver(card))
 
 
 def backend_of(fleet: Fleet, used: tuple[str, ...]) -> str:

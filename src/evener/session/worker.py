@@ -77,7 +77,10 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     A recipe that is handed in stays with the caller, so its model ends trained in every process.
     """
     handed_in = recipe is not None
-    site = open_site(request.fleet.devices[meeting.rank], rehearse=request.rehearse)
+    here = request.fleet.devices[meeting.rank]
+    # Comparing gradients with a plan that is given asks nothing about time, in dtypes that have no rate.
+    timed = request.plan is None or not request.keep_gradient
+    site = open_site(here, rehearse=request.rehearse, fleet=request.fleet, timed=timed)
     recipe = _prepared(recipe or load_recipe(request.script, request.seed), request, site)
     fleet, plan, made = _agreed_plan(request, meeting, recipe, site)
     # Group order is fleet order, so that the job's first process leads wherever it takes part.

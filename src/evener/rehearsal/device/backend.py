@@ -1,6 +1,7 @@
 """Registers the device type with torch: once in a process, for one device, until the process ends."""
 
 import ctypes
+import gc
 from typing import Any
 
 import torch
@@ -18,7 +19,21 @@ from evener.rehearsal.device.tensor import NAME, RehearsalTensor
 
 _LIBRARIES: list[torch.library.Library] = []  # a library that is collected takes its registrations with it
 _KEPT: list[BaseException] = []  # errors of a backward pass, until it has ended
-_opened: Card | None = None
+_opened: "_Opened | None" = None
+
+
+class _Opened:
+    """What is registered, and can be pointed at another card."""
+
+    def __init__(self, card: Card) -> None:
+        self.dispatcher, self.module = Dispatcher(card), DeviceModule(card)
+
+    @property
+    def card(self) -> Card:
+        return self.dispatcher.card
+
+    def change(self, card: Card) -> None:
+        self.dispatcher.card = self.module.card = card
 
 
 def open_card(
@@ -27,33 +42,46 @@ def open_card(
     *,
     clock: Clock | None = None,
     expandable: bool = False,
+    timed: bool = True,
 ) -> Card:
-    """Make `device` the accelerator of this process, `rehearsal:0`; see `Card`.
+    """Make `device` the accelerator of this process, `rehearsal:0`; see `Card`. Untimed, nothing takes time.
 
-    UsageError when the process has one already: tensors of one device cannot become another's.
+    Where one was open before, it takes its place; UsageError while tensors lie on that one.
     """
     global _opened
-    if _opened is not None:
+    if _opened is None:
+        torch.utils.rename_privateuse1_backend(NAME)
+    else:
+        _check_empty(_opened.card)
+    card = Card(device, host_link, clock=clock, expandable=expandable)
+    card.timed = timed
+    if _opened is None:
+        _opened = _Opened(card)
+        _register(_opened)
+    else:
+        _opened.change(card)
+    return card
+
+
+def _check_empty(card: Card) -> None:
+    gc.collect()
+    held = card.memory.used.current
+    if held:
         raise UsageError(
-            f"this process rehearses {_opened.device.name} already",
+            f"this process rehearses {card.device.name}, and tensors lie on it",
+            numbers=f"{held} bytes",
             remedy="a process for each device, as `evener train --rehearse` starts them",
         )
-    torch.utils.rename_privateuse1_backend(NAME)
-    card = Card(device, host_link, clock=clock, expandable=expandable)
-    _register(card)
-    _opened = card
-    return card
 
 
 def opened_card() -> Card | None:
     """The device that this process rehearses."""
-    return _opened
+    return _opened.card if _opened else None
 
 
-def _register(card: Card) -> None:
-    dispatcher = Dispatcher(card)
+def _register(opened: _Opened) -> None:
+    dispatcher, module = opened.dispatcher, opened.module
     RehearsalTensor.dispatch = dispatcher.run
-    module = DeviceModule(card)
     _setup_privateuseone_for_python_backend(NAME, backend_module=module, device_guard=_Guard())
     _library("_", "PrivateUse1").fallback(lambda func, *args, **kwargs: dispatcher.run(func, args, kwargs))
     aten = _library("aten", "PrivateUse1")
@@ -69,7 +97,7 @@ def _register(card: Card) -> None:
     # A device in Python has no storages: they load on the host, and tensors saved from it move there.
     torch.serialization.register_package(5, lambda storage: None, _stay_on_host)
     _raise_after_backward()
-    answer_for_accelerator(card)
+    answer_for_accelerator(module)
     # Moving a module swaps what its parameters hold: tied ones, and those of an optimiser, stay the same.
     torch.__future__.set_swap_module_params_on_conversion(True)
     # The fused layer of nn.TransformerEncoder hides its products from the roofline.

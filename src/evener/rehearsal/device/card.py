@@ -41,8 +41,10 @@ class Card:
         cap = None if self.total_bytes is None else self.total_bytes - self.framework_bytes
         self._memory = Memory(cap, Sizes().smaller(smaller) if smaller > 1 else None, expandable=expandable)
         self.num_ops = 0
+        self.factor = 1.0  # times what the roofline says
         self._freed: deque[Block] = deque()
         self._muted = 0
+        self.timed = True
 
     @property
     def memory(self) -> Memory:
@@ -55,7 +57,7 @@ class Card:
     @property
     def muted(self) -> bool:
         """Whether operations are not the device's: they take no time."""
-        return self._muted > 0
+        return self._muted > 0 or not self.timed
 
     @contextlib.contextmanager
     def aside(self):
@@ -80,10 +82,10 @@ class Card:
 
     def copied(self, num_bytes: int, *, inwards: bool) -> float:
         """Queue a copy between host and device; when it ends."""
-        if self._muted:
+        if self.muted:
             return self.clock.host_s
         seconds = self.host_link.seconds(num_bytes) if self.host_link else 0.0
-        return self.clock.queue(seconds, "in" if inwards else "out")
+        return self.clock.queue(seconds * self.factor, "in" if inwards else "out")
 
     def _block(self, num_bytes: int) -> Block:
         try:

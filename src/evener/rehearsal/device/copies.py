@@ -101,7 +101,6 @@ def _charge_in(dispatcher: Any, source: torch.Tensor, non_blocking: bool) -> Non
         card.flights.inwards(source, end_s)
     else:
         card.clock.wait(end_s)
-        card.flights.land()
 
 
 def _charge_out(dispatcher: Any, host: torch.Tensor, values: torch.Tensor | None) -> None:
@@ -113,7 +112,6 @@ def _charge_out(dispatcher: Any, host: torch.Tensor, values: torch.Tensor | None
         card.flights.outwards(host, values, end_s)
     else:
         card.clock.wait(end_s)
-        card.flights.land()
 
 
 COPIES = {

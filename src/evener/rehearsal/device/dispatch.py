@@ -93,7 +93,8 @@ class Dispatcher:
         card = self.card
         if not op.is_free and not card.muted:
             card.num_ops += 1
-            card.clock.queue(card.roofline.seconds(func, inner_args, inner_kwargs, out))
+            seconds = card.roofline.seconds(func, inner_args, inner_kwargs, out)
+            card.clock.queue(seconds * card.factor)
         if op.waits or (op.indexes and _has_mask(inner_args)):
             self.wait_for_stream(4 if op.waits else 8)
         return result
@@ -104,7 +105,6 @@ class Dispatcher:
         card.copied(num_bytes, inwards=False)
         if not card.muted:
             card.clock.wait(card.clock.stream.free_s)
-            card.flights.land()
 
     def unwrap(self, value: Any, shells: dict[int, RehearsalTensor], func: Any, op: _Op) -> Any:
         """The values behind `value`; RuntimeError for a tensor that lies elsewhere."""

@@ -21,6 +21,7 @@ class Flights:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._flights: list[_Flight] = []
+        clock.arrived = self.land
 
     def __bool__(self) -> bool:
         return bool(self._flights)
@@ -48,6 +49,8 @@ class Flights:
 
     def land(self) -> None:
         """The host has waited: what ended until then has arrived. Called after each wait."""
+        if not self._flights:
+            return
         self.check()
         waited_s = self._clock.waited_s
         landed = [f for f in self._flights if f.end_s <= waited_s]

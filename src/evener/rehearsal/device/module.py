@@ -1,61 +1,23 @@
 """torch.rehearsal: what torch and programs ask of a device's module; and the answers of torch.accelerator."""
 
 import contextlib
-import functools
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from evener.rehearsal.device.card import Card
-from evener.rehearsal.device.clock import Clock, Stream
+from evener.rehearsal.device.clock import Clock, Event, Stream
 from evener.rehearsal.device.memory import Counted
-from evener.rehearsal.device.tensor import NAME
-
-
-class Event:
-    """A moment on the device's clock: recorded into a stream, waited for by the host or another stream."""
-
-    def __init__(self, card: Card, *, enable_timing: bool = False) -> None:
-        self._card, self._timing = card, enable_timing
-        self._at_s: float | None = None
-
-    def record(self, stream: Stream | None = None) -> None:
-        """The event happens when all that is queued on the stream (the current one) is done."""
-        clock = self._card.clock
-        self._at_s = max(clock.host_s, (stream or clock.stream).free_s)
-
-    def query(self) -> bool:
-        """Whether the host knows that it happened."""
-        return self._at_s is None or self._at_s <= self._card.clock.waited_s
-
-    def synchronize(self) -> None:
-        """The host waits for it."""
-        if self._at_s is not None:
-            self._card.clock.wait(self._at_s)
-            self._card.flights.land()
-
-    def wait(self, stream: Stream | None = None) -> None:
-        """What is queued on the stream (the current one) from now on waits for it."""
-        stream = stream or self._card.clock.stream
-        if self._at_s is not None:
-            stream.free_s = max(stream.free_s, self._at_s)
-
-    def elapsed_time(self, end: "Event") -> float:
-        """Milliseconds from this event to `end`."""
-        if not (self._timing and end._timing) or self._at_s is None or end._at_s is None:
-            raise RuntimeError("both events must be recorded, and made with enable_timing=True")
-        return (end._at_s - self._at_s) * 1e3
 
 
 class DeviceModule:
     """torch.rehearsal, for the one device of this process."""
 
     def __init__(self, card: Card) -> None:
-        self._card = card
-        self.Event = functools.partial(Event, card)
-        self.Stream = card.clock.new_stream
+        self.card = card
+        self.Event = lambda *device, enable_timing=False: Event(self.card.clock, enable_timing=enable_timing)
+        self.Stream = lambda *device, **more: self.card.clock.new_stream()
 
     def is_initialized(self) -> bool:
         return True
@@ -99,25 +61,22 @@ class DeviceModule:
 
     def synchronize(self, device: Any = None) -> None:
         """The host waits for all that is queued."""
-        self._card.clock.synchronize()
-        self._card.flights.land()
+        self.card.clock.synchronize()
 
     def current_stream(self, device: Any = None) -> Stream:
-        return self._card.clock.stream
+        return self.card.clock.stream
 
-    @contextlib.contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        """What is queued inside goes to `stream`."""
-        clock = self._card.clock
-        before, clock.stream = clock.stream, stream
-        try:
-            yield
-        finally:
-            clock.stream = before
+    def stream(self, stream: Stream) -> Stream:
+        """A context in which what is queued goes to `stream`."""
+        return stream
+
+    def set_stream(self, stream: Stream) -> None:
+        """From now on what this thread queues goes to `stream`."""
+        self.card.clock.stream = stream
 
     def memory_stats(self, device: Any = None) -> OrderedDict[str, int]:
         """The allocator's figures under the names that torch.accelerator.memory_stats has for them."""
-        memory = self._card.memory
+        memory = self.card.memory
         found: dict[str, int] = {
             "inactive_split_bytes.all.current": memory.reserved_unused,
             "num_alloc_retries": memory.num_retries,
@@ -133,32 +92,32 @@ class DeviceModule:
         return OrderedDict(sorted(found.items()))
 
     def memory_allocated(self, device: Any = None) -> int:
-        return self._card.memory.used.current
+        return self.card.memory.used.current
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        return self._card.memory.used.peak
+        return self.card.memory.used.peak
 
     def memory_reserved(self, device: Any = None) -> int:
-        return self._card.memory.reserved.current
+        return self.card.memory.reserved.current
 
     def max_memory_reserved(self, device: Any = None) -> int:
-        return self._card.memory.reserved.peak
+        return self.card.memory.reserved.peak
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        self._card.memory.reset_peaks()
+        self.card.memory.reset_peaks()
 
     def empty_cache(self) -> None:
-        self._card.memory.empty_cache()
+        self.card.memory.empty_cache()
 
     def get_memory_info(self, device: Any = None) -> tuple[int, int]:
         """(free bytes, bytes in all). Example: 10 GiB with 1 GiB reserved: (9 GiB, 10 GiB)."""
-        total = self._card.total_bytes or torch.iinfo(torch.int64).max
-        return total - self._card.framework_bytes - self._card.memory.reserved.current, total
+        total = self.card.total_bytes or torch.iinfo(torch.int64).max
+        return total - self.card.framework_bytes - self.card.memory.reserved.current, total
 
     @property
     def clock(self) -> Clock:
         """The device's clock."""
-        return self._card.clock
+        return self.card.clock
 
 
 def _flat(name: str, counted: Counted) -> dict[str, int]:
@@ -176,12 +135,13 @@ _ANSWERED = (
     "empty_cache",
     "get_memory_info",
     "current_stream",
+    "set_stream",
 )
 
 
-def answer_for_accelerator(card: Card) -> None:
+def answer_for_accelerator(module: DeviceModule) -> None:
     """torch.accelerator's calls answer for this device; a backend in Python cannot answer them otherwise."""
-    module = torch.get_device_module(NAME)
     for name in _ANSWERED:
         setattr(torch.accelerator, name, getattr(module, name))
     torch.accelerator.set_device_index = module.set_device
+    torch.Stream, torch.Event = module.Stream, module.Event  # type: ignore[assignment,misc]

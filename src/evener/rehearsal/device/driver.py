@@ -1,0 +1,98 @@
+"""The driver of a card: actions run on the device, and end when the device has done them.
+
+host     ──F0 queued──┐ wait ┐──B0 queued──┐ wait ┐      an action ends with a synchronisation
+device   ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓┘▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓┘
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import msgspec
+
+from evener.core.fleet import Device
+from evener.rehearsal.device.card import Card
+from evener.rehearsal.driver import PAUSE_S
+from evener.rehearsal.trouble import Trouble
+from evener.rehearsal.verdict import Lateness
+
+_HOST_ACTION = "INPUT"  # getting samples ready is work of this machine, not of the rehearsed device
+
+
+class CardDriver:
+    """A `Driver` of `card`, whose clock must not count the host: it counts what it is told to.
+
+    Actions named INPUT take the time they really take, and so do pauses longer than `PAUSE_S` between
+    actions. All else takes what the card's roofline and copies say.
+    """
+
+    def __init__(self, card: Card, clock: Callable[[], float] = time.monotonic) -> None:
+        assert not card.clock.host_counts, "a driver says itself what of the host counts"
+        self.card = card
+        self._clock = clock
+        self._left_s = clock()
+        self._trouble = Trouble()
+        self._lateness = Lateness(device=card.device.name)
+
+    @property
+    def device(self) -> Device:
+        """The device of the fleet file."""
+        return self.card.device
+
+    def now(self) -> float:
+        """Seconds on the device's clock; comparable within a host."""
+        return self.card.clock.origin_s + self.card.clock.host_s
+
+    def lateness(self) -> Lateness:
+        """How well the clock was kept up to now."""
+        return msgspec.structs.replace(self._lateness, lag_s=self.card.clock.lag_s)
+
+    def run(self, action: str, work: Callable[[], Any], *, signature: Hashable = ()) -> Any:
+        """Do `work` and return its result when the device would have it; see `Driver.run`."""
+        card_clock = self.card.clock
+        began_s = self._clock()
+        if began_s - self._left_s > PAUSE_S:
+            card_clock.spend(began_s - self._left_s)
+            self._add(pause_s=began_s - self._left_s)
+        self.card.factor = self._trouble.factor(self.now())
+        start_s, lag_s = card_clock.host_s, card_clock.lag_s
+        try:
+            result = work()
+            if action == _HOST_ACTION:
+                card_clock.spend(self._clock() - began_s)
+                return result
+            card_clock.synchronize()
+            late_s = max(0.0, card_clock.lag_s - lag_s)
+            self._add(actions=1, total_s=card_clock.host_s - start_s, late=int(late_s > 0), late_s=late_s)
+            return result
+        finally:
+            self._left_s = self._clock()
+
+    def slow(self, factor: float, for_s: float | None = None) -> None:
+        """From now on every action takes `factor` times as long, for `for_s` seconds or for good."""
+        self._trouble.slow(factor, self.now(), for_s)
+
+    def disturb(self, noise: float, seed: str) -> None:
+        """From now on every action takes a time drawn with a heavy tail, see `Trouble`."""
+        self._trouble.disturb(noise, seed)
+
+    def launch(self) -> float:
+        """When what is queued until now will be done, on the device's clock: where a reduction starts."""
+        clock = self.card.clock
+        return clock.origin_s + max(clock.host_s, clock.stream.free_s)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Operations inside take no time of the device."""
+        with self.card.aside():
+            yield
+
+    def advance(self, until_s: float) -> None:
+        """The host waits until `until_s`; a moment that has passed changes nothing."""
+        self.card.clock.wait(until_s - self.card.clock.origin_s)
+        self._left_s = self._clock()
+
+    def _add(self, **more: float) -> None:
+        old = self._lateness
+        self._lateness = msgspec.structs.replace(old, **{k: getattr(old, k) + v for k, v in more.items()})
