@@ -18,6 +18,7 @@ from evener.runtime.channels.channel import open_channel
 from evener.runtime.hardware import HardwareDriver, open_torch_device
 from evener.runtime.ranks import Ranks
 from evener.runtime.wire import GroupWire, SoloWire, StagedWire
+from evener.session.request import Request
 from evener.session.address import address_here
 
 # What each kind of accelerator talks with among its own; anything else goes over Gloo through host memory.
@@ -64,6 +65,16 @@ class Site:
     def lateness(self) -> Lateness | None:
         """How well a rehearsal kept its clock; None on real hardware."""
         return self.driver.lateness() if isinstance(self.driver, Pacer) else None
+
+
+def site_of(request: Request, rank: int) -> Site:
+    """The device of process `rank`, opened in here as `request` asks.
+
+    Comparing gradients with a plan that is given asks nothing about time, in dtypes that have no rate.
+    """
+    timed = request.plan is None or not request.keep_gradient
+    device = request.fleet.devices[rank]
+    return open_site(device, rehearse=request.rehearse, fleet=request.fleet, timed=timed)
 
 
 def open_site(device: Device, *, rehearse: bool, fleet: Fleet | None = None, timed: bool = True) -> Site:

@@ -34,7 +34,7 @@ from evener.session.meeting import Failure, Meeting
 from evener.session.recipe import Recipe, in_dtype, load_recipe, with_keys, without_dropout
 from evener.session.request import Request
 from evener.session.scripted import scripted
-from evener.session.site import Site, backend_of, open_site
+from evener.session.site import Site, backend_of, site_of
 from evener.session.steps import Steps
 from evener.session.tables import place_tables, table_names, take_out
 from evener.session.timetable import agreed_schedules, step_sizes
@@ -77,10 +77,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     A recipe that is handed in stays with the caller, so its model ends trained in every process.
     """
     handed_in = recipe is not None
-    here = request.fleet.devices[meeting.rank]
-    # Comparing gradients with a plan that is given asks nothing about time, in dtypes that have no rate.
-    timed = request.plan is None or not request.keep_gradient
-    site = open_site(here, rehearse=request.rehearse, fleet=request.fleet, timed=timed)
+    site = site_of(request, meeting.rank)
     recipe = _prepared(recipe or load_recipe(request.script, request.seed), request, site)
     fleet, plan, made = _agreed_plan(request, meeting, recipe, site)
     # Group order is fleet order, so that the job's first process leads wherever it takes part.
