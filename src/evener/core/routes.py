@@ -74,6 +74,7 @@ class Routes:
                     remedy="one share with the samples of both",
                 )
         self._shares: dict[tuple[int, int], dict[str, int]] = {}
+        self._backwards: dict[tuple[int, str], int] = {}
         self._pieces: dict[tuple[int, int, int], tuple[Piece, ...]] = {}
 
     @cached_property
@@ -82,6 +83,14 @@ class Routes:
 
     def num_micro_batches(self, stage: int) -> int:
         return len(self.stages[stage].sizes)
+
+    def num_backwards(self, stage: int, device: str) -> int:
+        """Micro-batches of `stage` in which `device` has samples."""
+        key = (stage, device)
+        if key not in self._backwards:
+            numbers = range(self.num_micro_batches(stage))
+            self._backwards[key] = sum(1 for m in numbers if self.samples(stage, device, m))
+        return self._backwards[key]
 
     def samples(self, stage: int, device: str, micro_batch: int) -> int:
         """Samples of `micro_batch` that `device` takes in `stage`; 0 where its share rounds to none."""

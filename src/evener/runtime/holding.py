@@ -43,7 +43,9 @@ class Holding:
 class Portions(Protocol):
     """Who takes which samples of each micro-batch; `core.routes.Routes` of the plan is one."""
 
-    def num_micro_batches(self, stage: int) -> int: ...
+    def num_backwards(self, stage: int, device: str) -> int:
+        """Micro-batches of `stage` in which `device` has samples."""
+        ...
 
     def samples(self, stage: int, device: str, micro_batch: int) -> int: ...
 
@@ -58,8 +60,8 @@ class Alone:
 
     sizes: tuple[int, ...]
 
-    def num_micro_batches(self, stage: int) -> int:
-        return len(self.sizes)
+    def num_backwards(self, stage: int, device: str) -> int:
+        return len([size for size in self.sizes if size])
 
     def samples(self, stage: int, device: str, micro_batch: int) -> int:
         return self.sizes[micro_batch] if micro_batch < len(self.sizes) else 0

@@ -50,7 +50,7 @@ class Step:
         self._alive: dict[Key, Alive] = {}
         self._mail: dict[tuple[str, Key], list[tuple[int, Carry]]] = {}
         self._sends: list[Pending] = []
-        self._left = {stage: self._num_backwards(stage) for stage in bench.holding.parts}
+        self._done = dict.fromkeys(bench.holding.parts, 0)
         bench.holding.reducers.begin_step(number)
 
     def do(self, action: Action) -> None:
@@ -81,10 +81,6 @@ class Step:
         for pending in self._sends:
             pending.wait()
         self._sends = []
-
-    def _num_backwards(self, stage: int) -> int:
-        count = self.portions.num_micro_batches(stage)
-        return sum(1 for m in range(count) if self.portions.samples(stage, self.here, m))
 
     def _spent(self, action: str, cause: Cause, since: float, until: float | None = None) -> None:
         end = self.driver.now() if until is None else until
@@ -194,8 +190,8 @@ class Step:
 
     def _is_last(self, part: Part) -> bool:
         """Whether the backward that begins is the last of its stage in this step."""
-        self._left[part.stage] -= 1
-        return not self._left[part.stage]
+        self._done[part.stage] += 1
+        return self._done[part.stage] == self.portions.num_backwards(part.stage, self.here)
 
     def _gradients(self, part: Part, alive: Alive, key: Key) -> Carry:
         """What came back for this micro-batch; zeros for samples that do not count, if others do."""
