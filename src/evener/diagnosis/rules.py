@@ -77,6 +77,14 @@ class Override(Row, frozen=True, kw_only=True):
     risk: str = ""
 
 
+class KindArch(Row, frozen=True, kw_only=True):
+    """The architecture of kinds of cards, by their whole names; `machine` where they come with a CPU."""
+
+    arch: str
+    kinds: tuple[str, ...]
+    machine: str = "x86_64"
+
+
 class Mixing(Row, frozen=True, kw_only=True):
     """What the processes of one group have to share."""
 
@@ -92,6 +100,7 @@ class Rules(Value, frozen=True, kw_only=True):
     toolkits: tuple[Toolkit, ...]
     generations: tuple[Generation, ...]
     overrides: tuple[Override, ...]
+    kinds: tuple[KindArch, ...]
     mixing: tuple[Mixing, ...]
 
 
@@ -140,3 +149,9 @@ def toolkit(cuda: str) -> Toolkit | None:
 def override(arch: str) -> Override | None:
     """How an AMD architecture without kernels may run those of a near one; None where nothing is known."""
     return next((o for o in rules().overrides if arch in o.archs), None)
+
+
+def arch_of(kind: str) -> KindArch | None:
+    """The row of a kind; a slice counts as its card: "NVIDIA A100-SXM4-40GB MIG 1g.5gb" is sm_80."""
+    whole = kind.partition(" MIG ")[0]
+    return next((row for row in rules().kinds if whole in row.kinds), None)
