@@ -22,6 +22,7 @@ VERBS = {
     "profile": "Measure a model's layers on each kind of device: writes a profile file.",
     "plan": "Find the best plan for a fleet and a profile, and say why.",
     "cost": "What training costs on every set of devices; is a device worth its price.",
+    "advise": "The changes that would help most, each with its simulated gain.",
     "simulate": "Play a plan without hardware: predicted times, device by device.",
     "train": "Train a recipe on all devices, or rehearse another fleet here.",
     "report": "Write a run's folder as one HTML page that works offline.",

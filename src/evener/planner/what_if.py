@@ -1,5 +1,6 @@
 """Changed worlds: the same job with a device dropped, added, slowed or priced, or with faster links."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as replaced
@@ -7,14 +8,16 @@ from dataclasses import replace as replaced
 from msgspec.structs import replace
 
 from evener.core.catalogue import known_device, near_kinds, with_table
-from evener.core.figures import Curve, Figure
-from evener.core.fleet import Device, Fleet, Link
+from evener.core.figures import Figure
+from evener.core.fleet import Device, Fleet
 from evener.core.profile import Profile
 from evener.errors import UnknownNameError, UsageError
+from evener.planner.refit import faster, merge_slices, split_card, with_faster_link, with_link, with_memory
 from evener.planner.slowed import slowed
 
 SPELLING = (
-    "drop NAME | add KIND [HOST] | slow NAME xFACTOR | price NAME AMOUNT | links xFACTOR | batch xFACTOR"
+    "drop NAME | add KIND [HOST] | slow NAME xFACTOR | price NAME AMOUNT | links xFACTOR | batch xFACTOR | "
+    "link A B xFACTOR | link A B KIND | memory NAME xFACTOR | split NAME SLICE ... | merge NAME NAME ..."
 )
 
 
@@ -22,13 +25,15 @@ SPELLING = (
 class World:
     """A fleet and the profile that goes with it; `batch` is what the job's global batch is multiplied by.
 
-    `reprofile`, where the profile was not measured, makes it anew for a changed fleet.
+    `reprofile`, where the profile was not measured, makes it anew for a changed fleet. `assumed` says what a
+    change took for granted.
     """
 
     fleet: Fleet
     profile: Profile
     batch: float = 1.0
     reprofile: Callable[[Fleet], Profile] | None = None
+    assumed: tuple[str, ...] = ()
 
 
 def changed(world: World, change: str) -> World:
@@ -68,7 +73,23 @@ def _changed(world: World, words: list[str], text: str) -> World:
             return _with(world, replace(world.fleet.device(name), price_per_hour=price))
         case ["links", factor]:
             times = _factor(factor, text)
-            return replaced(world, fleet=replace(world.fleet, links=_sped_up(world.fleet.links, times)))
+            return replaced(
+                world, fleet=replace(world.fleet, links=tuple(faster(x, times) for x in world.fleet.links))
+            )
+        case ["link", a, b, factor] if re.fullmatch(r"x[\d.]+", factor):
+            return replaced(world, fleet=with_faster_link(world.fleet, a, b, _factor(factor, text)))
+        case ["link", a, b, *kind] if kind:
+            return replaced(world, fleet=with_link(world.fleet, a, b, " ".join(kind)))
+        case ["memory", name, factor]:
+            return replaced(world, fleet=with_memory(world.fleet, name, _factor(factor, text)))
+        case ["split", name, *slices]:
+            fleet, profile, said = split_card(world.fleet, world.profile, name, slices)
+            assumed = (
+                () if world.reprofile else said[:-1]
+            )  # a profile made anew holds the slices' own figures
+            return replaced(world, fleet=fleet, profile=profile, assumed=(*world.assumed, *assumed, said[-1]))
+        case ["merge", *names] if names:
+            return replaced(world, fleet=merge_slices(world.fleet, names))
         case ["batch", factor]:
             return replaced(world, batch=world.batch * _factor(factor, text))
     raise UsageError(f"cannot read the change {text!r}", remedy=SPELLING)
@@ -115,18 +136,3 @@ def _from_table(world: World, kind: str, host: str) -> Device:
             remedy=f"one of: {', '.join(dict.fromkeys([*near_kinds(kind, kinds), *kinds]))}",
         )
     return with_table(Device(name=f"{host}/new", kind=kind))
-
-
-def _sped_up(links: tuple[Link, ...], factor: float) -> tuple[Link, ...]:
-    return tuple(
-        replace(
-            x,
-            curve=_faster(x.curve, factor),
-            reduce_curve=_faster(x.reduce_curve, factor) if x.reduce_curve else None,
-        )
-        for x in links
-    )
-
-
-def _faster(curve: Curve, factor: float) -> Curve:
-    return replace(curve, points=tuple((b, s / factor) for b, s in curve.points))
