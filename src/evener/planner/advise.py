@@ -100,10 +100,10 @@ def counsel(
 ) -> Counsel:
     """The `most` changes among `tries` that help most, each with its gain, and what became of the others.
 
-    Every try is planned; the best are played in the simulator, and ordered by that. Of tries about one thing the
-    best stands for all. A change helps that gives a hundredth more samples a second, or makes a job fit that
-    has no plan. Schedules other than the plan's are played too. Raises NoPlanFitsError where the job has no
-    plan and no change gives it one.
+    Every try is planned; the best are played in the simulator, and ordered by that. Of tries about one thing
+    the best stands for all. A change helps that gives a hundredth more samples a second, or makes a job fit
+    that has no plan. Schedules other than the plan's are played too. Raises NoPlanFitsError where the job has
+    no plan and no change gives it one.
     """
     try:
         now: PlanResult | None = solve(world, job, shapes)
