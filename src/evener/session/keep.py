@@ -59,10 +59,10 @@ def save_parameters(model: nn.Module, folder: Path) -> Path:
 
 
 def saved_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by the first of their names."""
+    """Parameters and persistent buffers by the first of their names; none that has no values (a table)."""
     kept = model.state_dict()
     every = dict(model.named_parameters()) | dict(model.named_buffers())
-    return {name: tensor for name, tensor in every.items() if name in kept}
+    return {name: tensor for name, tensor in every.items() if name in kept and not tensor.is_meta}
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:

@@ -24,7 +24,7 @@ from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.scopes import Connect
 from evener.session.site import Site
-from evener.session.tables import JobTables, share_tables
+from evener.session.tables import JobTables, open_tables
 
 _TRACED_SAMPLES = 3  # of the micro-batch that a model is traced with: odd, so that it matches no other size
 
@@ -68,7 +68,7 @@ def lay_out(
 ) -> Layout:
     """Cut, place and connect. Called by all devices of the plan together, after they joined the group."""
     wire = site.wire(fleet, ranks.devices, rehearse=rehearse)
-    tables = share_tables(recipe, plan, ranks, site)
+    tables = open_tables(recipe, plan, ranks, site, dist.new_group)
 
     def connect(among: tuple[str, ...]) -> Wire:
         group = dist.new_group([ranks.devices.index(d) for d in among])
@@ -79,17 +79,7 @@ def lay_out(
     model, stages = recipe.model, {n: (p, s) for n, p, s in plan.numbered_stages()}
     mine = {n: p for n, (p, s) in stages.items() if any(ranks.here in x.devices for x in s.shares)}
     parts, notes = _parts(recipe, plan, site, stages, mine)
-    own = HeldNames(
-        names={n: tuple(p.names) for n, p in parts.items()},
-        norms={n: _norms(p.module) for n, p in parts.items()},
-    )
-    meeting.put(f"held/{ranks.here}", own)
-    names: dict[int, tuple[str, ...]] = {}
-    norms: dict[int, tuple[str, ...]] = {}
-    for device in ranks.devices:
-        theirs = meeting.get(f"held/{device}", HeldNames)
-        names |= theirs.names
-        norms |= theirs.norms
+    names, norms = _everyones(parts, ranks, meeting)
     devices = {n: tuple(d for x in s.shares for d in x.devices) for n, (_, s) in stages.items()}
     named = dict(model.named_parameters(remove_duplicate=False))
     first_names = {id(p): n for n, p in reversed(list(named.items()))}
@@ -123,6 +113,24 @@ def lay_out(
         notes=notes + tables.notes,
         tables=tables,
     )
+
+
+def _everyones(
+    parts: Mapping[int, Part], ranks: Ranks, meeting: Meeting
+) -> tuple[dict[int, tuple[str, ...]], dict[int, tuple[str, ...]]]:
+    """By stage, the names that it holds and its BatchNorm layers in waves, told by each to all."""
+    own = HeldNames(
+        names={n: tuple(p.names) for n, p in parts.items()},
+        norms={n: _norms(p.module) for n, p in parts.items()},
+    )
+    meeting.put(f"held/{ranks.here}", own)
+    names: dict[int, tuple[str, ...]] = {}
+    norms: dict[int, tuple[str, ...]] = {}
+    for device in ranks.devices:
+        theirs = meeting.get(f"held/{device}", HeldNames)
+        names |= theirs.names
+        norms |= theirs.norms
+    return names, norms
 
 
 def _whole(

@@ -1,6 +1,6 @@
 """The tables of a job: which layers of the recipe's model are placed, who holds their rows, what steps fetch.
 
-    recipe.place ──► stand-ins in the model ──► rows by device ──► fetched before a step, moved after it
+recipe.place ──► stand-ins in the model ──► rows by device ──► fetched before a step, moved after it
 """
 
 from collections import deque
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from evener.core.plan import Plan, TablePlacement
@@ -23,8 +24,9 @@ from evener.runtime.tables.finding import IdsOf, find_ids, ids_asked
 from evener.runtime.tables.layer import TableLayer, place_table, put_back, table_layers
 from evener.runtime.tables.optimizers import TableOptimizer, like_torch
 from evener.runtime.tables.rows import MemoryRows, Rows
-from evener.runtime.tables.sharing import bounds_of, fetch, gathered, take_part
+from evener.runtime.tables.sharing import bounds_of, fetch, gathered, pieces, take_part
 from evener.runtime.tables.sums import TableSums
+from evener.runtime.tables.table import Table
 from evener.session.recipe import LOSS_PLACE, Recipe
 from evener.session.site import Site
 
@@ -88,12 +90,17 @@ class JobTables:
     exchange: Exchange = field(default_factory=lambda: Exchange(1))
     rank: int = 0
     ids_of: dict[str, IdsOf] = field(default_factory=dict)
+    take_parts: Callable[[], None] = lambda: None
     notes: tuple[str, ...] = ()
     sums: TableSums | None = None
 
     def join(self, reducers: Reducers, here: list[nn.Module]) -> None:
-        """Take part in the sums of steps; `here` is what this device runs: it fetches for tables in it."""
+        """Take this device's parts, and part in the sums of steps; called by all devices together.
+
+        `here` is what this device runs: it fetches for tables in it.
+        """
         if self.layers:
+            self.take_parts()
             self.sums = TableSums(self.layers)
             reducers.add_tables(self.sums, self.exchange.world_size)
             inside = {id(m) for module in here for m in module.modules()}
@@ -134,11 +141,18 @@ class JobTables:
         ids_of: Mapping[str, IdsOf] = {n: f if n in wanted else _nothing for n, f in self.ids_of.items()}
         fetch(self.sums.tables, ids_of, batches, self.exchange)
 
-    def put_back(self, model: nn.Module) -> None:
-        """The user's own layers, with the trained rows on the leading device; called by all together."""
+    def put_back(self, model: nn.Module, folder: Path) -> None:
+        """The user's own layers, with the trained rows on the leading device; called by all together.
+
+        A table that was never made in one piece stays in pieces: every device writes its rows into `folder`,
+        and the layer stays without a weight.
+        """
         for layer in self.layers:
-            whole = gathered(layer.table, self.rank, self.exchange)
-            put_back(model, layer, whole)
+            if layer.replaced.weight.is_meta:
+                save_part(layer.table, folder)
+                put_back(model, layer, None)
+            else:
+                put_back(model, layer, gathered(layer.table, self.rank, self.exchange))
 
     def dense_gradients(self) -> dict[str, Tensor]:
         """Each table's gradient of this step under its parameter's name, zeros in rows held elsewhere."""
@@ -165,25 +179,56 @@ def _optimizer_of(recipe: Recipe, table: str, optimizer: torch.optim.Optimizer) 
     return like_torch(optimizer, table) if given is None else given
 
 
-def share_tables(recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, seed: int = 0) -> JobTables:
-    """Every device takes its part of each table; called by all devices of the plan together."""
+def save_part(table: Table, folder: Path) -> Path | None:
+    """Write this device's rows as `table-NAME-FIRST-END.safetensors`; None where it has none."""
+    start, stop = table.part.start, table.part.stop
+    if start == stop:
+        return None
+    path = folder / f"table-{table.name}-{start}-{stop}.safetensors"
+    save_file(
+        {f"{table.name}.weight": torch.cat([rows for _, rows in pieces(table, start, stop, mine=True)])}, path
+    )
+    return path
+
+
+def open_tables(
+    recipe: Recipe,
+    plan: Plan,
+    ranks: Ranks,
+    site: Site,
+    new_group: Callable[[list[int]], dist.ProcessGroup | None],
+    seed: int = 0,
+) -> JobTables:
+    """The tables of the recipe's model, which is still whole and on the CPU; `join` then shares them out.
+
+    Called by all devices of the plan together.
+    """
     layers = table_layers(recipe.model)
     if not layers:
         return JobTables()
-    group = dist.new_group(list(range(ranks.world_size)), backend="gloo") if ranks.world_size > 1 else None
-    exchange = Exchange(ranks.world_size, group)
-    ids_of, notes = _ids(recipe, layers) if ranks.world_size > 1 else ({}, ())
-    for number, (layer, placed) in enumerate(
-        zip(layers, placements(recipe, plan, ranks.devices), strict=True)
-    ):
-        table = layer.table
-        bounds = bounds_of(table.name, table.num_rows, placed.rows, ranks.devices)
-        make = _maker(placed.residence or CPU, site, ranks.here, table.name)
-        take_part(table, bounds, ranks.rank, exchange, make, seed + number)
-    return JobTables(layers=layers, exchange=exchange, rank=ranks.rank, ids_of=ids_of, notes=notes)
+    several = ranks.world_size > 1
+    exchange = Exchange(ranks.world_size, new_group(list(range(ranks.world_size))) if several else None)
+    ids_of, notes = _ids(recipe, layers) if several else ({}, ())
+    placed = placements(recipe, plan, ranks.devices)
+
+    def take_parts() -> None:
+        for number, (layer, where) in enumerate(zip(layers, placed, strict=True)):
+            table = layer.table
+            bounds = bounds_of(table.name, table.num_rows, where.rows, ranks.devices)
+            make = _maker(where.residence or CPU, site, table.name)
+            take_part(table, bounds, ranks.rank, exchange, make, seed + number)
+
+    return JobTables(
+        layers=layers,
+        exchange=exchange,
+        rank=ranks.rank,
+        ids_of=ids_of,
+        take_parts=take_parts,
+        notes=notes,
+    )
 
 
-def _maker(residence: str, site: Site, here: str, table: str) -> Callable[[Tensor], Rows]:
+def _maker(residence: str, site: Site, table: str) -> Callable[[Tensor], Rows]:
     if residence == CPU:
         return MemoryRows
     if residence == "device":
@@ -209,8 +254,3 @@ def _ids(recipe: Recipe, layers: list[TableLayer]) -> tuple[dict[str, IdsOf], tu
         found[name], note = find_ids(batch, asked[name], name)
         notes.append(note)
     return found, tuple(notes)
-
-
-def table_file(folder: Path, table: str) -> Path:
-    """Where a run keeps a table that no single memory holds."""
-    return folder / f"table-{table}.safetensors"

@@ -203,7 +203,7 @@ def _train(request: Request, meeting: Meeting, recipe: Recipe, steps: Steps) -> 
     _hand_in(meeting, steps, site)
     steps.average_buffers(wire)
     collect(recipe.model, layout.holders, ranks)
-    layout.tables.put_back(recipe.model)
+    layout.tables.put_back(recipe.model, Path(request.run_dir))
     if not leads:
         return None
     save_parameters(recipe.model, Path(request.run_dir))
