@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from evener.core.layers import ROOT
+from evener.core.tracebacks import misplaced, raised_in
 from evener.errors import EvenerError, ModelError
 from evener.profiling.chain import Piece, storage_of
 from evener.profiling.memory import is_out_of_memory
@@ -99,7 +100,7 @@ def anatomy(
         except Exception as e:
             if is_out_of_memory(e) or isinstance(e, EvenerError):
                 raise
-            raise _raised(e, inside, micro_batch) from e
+            raise _raised(e, model, inside, micro_batch) from e
     check_loss(loss)
     return found
 
@@ -132,13 +133,14 @@ def check_loss(loss: Any) -> None:
         )
 
 
-def _raised(error: Exception, inside: list[str], micro_batch: int) -> ModelError:
-    where = f"in layer {inside[-1]!r}" if inside else "outside of its layers or in the loss"
+def _raised(error: Exception, model: nn.Module, inside: list[str], micro_batch: int) -> ModelError:
+    name = raised_in(error, {id(m): n for n, m in model.named_modules()}) or (inside[-1] if inside else "")
+    where = f"in layer {name!r}" if name else "outside of its layers or in the loss"
     text = str(error).strip().splitlines()
     return ModelError(
         f"the model raised {type(error).__name__} {where}: {text[-1] if text else 'no message'}",
         numbers=f"micro-batch of {micro_batch} sample{'s' if micro_batch > 1 else ''}",
-        remedy="a forward pass that works on a batch of that size in a plain loop",
+        remedy=misplaced(error, "a forward pass that works on a batch of that size in a plain loop"),
     )
 
 

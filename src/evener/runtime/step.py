@@ -11,6 +11,7 @@ from evener.core.membership import Ballot
 from evener.core.routes import Piece
 from evener.core.seams import Pending
 from evener.core.trace import Cause
+from evener.core.tracebacks import misplaced, raised_in
 from evener.errors import DataError, EvenerError, ModelError, PlanMismatchError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.holding import Bench, Portions
@@ -214,9 +215,9 @@ class Step:
         except Exception as e:
             if not is_out_of_memory(e):
                 raise ModelError(
-                    f"the model failed in {phase} on {self.here}: {_last_line(e)}",
+                    f"the model failed in {phase}{self._module_of(e)} on {self.here}: {_last_line(e)}",
                     numbers=f"step {self.number}, action {action}, batch shapes {signature[0]}",
-                    remedy="run the same batch through the model in a plain loop",
+                    remedy=misplaced(e, "run the same batch through the model in a plain loop"),
                 ) from e
             self.share.health = OUT_OF_MEMORY
             for alive in self._alive.values():
@@ -224,6 +225,11 @@ class Step:
             result = None
         self._spent(action, "compute", before)
         return result
+
+    def _module_of(self, error: Exception) -> str:
+        modules = [x for part in self.bench.holding.parts.values() for x in part.module.named_modules()]
+        name = raised_in(error, {id(module): name for name, module in modules})
+        return f", in module {name!r}," if name else ""
 
     def _pieces(self, direction: str, key: Key) -> tuple[Piece, ...]:
         pieces = self.portions.forward_pieces if direction == "F" else self.portions.backward_pieces

@@ -1,4 +1,4 @@
-"""The cap is real: what does not fit raises torch.OutOfMemoryError, in either direction, and nothing leaks."""
+"""The cap is real: what does not fit raises torch.OutOfMemoryError, and nothing leaks."""
 
 import gc
 
