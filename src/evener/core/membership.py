@@ -7,7 +7,7 @@ generation 2: a b                                    one of them has its ballot,
 from typing import Literal
 
 from evener.core.figures import Value
-from evener.core.fleet import Device
+from evener.core.fleet import Device, Fleet
 from evener.core.plan import Plan
 
 
@@ -58,14 +58,17 @@ class Turn(Value, frozen=True, kw_only=True):
     """How a generation begins: the plan, who is there, and from where the job goes on.
 
     `members` may be more than the plan uses: a device that leaves still hands over what only it holds.
-    `ballot` completes the step in flight. `rewind_to` is the step of the snapshots to go back to.
+    `holders` has, by name of parameter and buffer, who has its state as of `step`; with `rewind` that state is
+    in their copies of before `step`. `ballot` concludes the step before for those who lack it.
     """
 
+    fleet: Fleet
     plan: Plan
     members: tuple[str, ...]
-    step: int
-    samples_seen: int
+    step: int = 0
+    samples_seen: int = 0
+    holders: dict[str, tuple[str, ...]] = {}
     leaves: tuple[str, ...] = ()
     ballot: Ballot | None = None
-    rewind_to: int | None = None
+    rewind: bool = False
     reasons: tuple[str, ...] = ()

@@ -77,6 +77,10 @@ class Channel(Protocol):
         """
         ...
 
+    def abort(self, reason: str) -> None:
+        """End every wait, now and later, with a PeerLostError that says `reason`; from any thread."""
+        ...
+
     def close(self) -> None:
         """Let go of all pairs; who still waits for this device then learns that it left."""
         ...

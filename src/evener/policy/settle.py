@@ -14,27 +14,30 @@ from evener.errors import StateLostError
 class Settlement(Value, frozen=True, kw_only=True):
     """The job goes on with `step` after `samples_seen` samples, its state with `holders` by name.
 
-    `ballot` concludes the step before for those who lack it. `rewind_to` is the step of the snapshots that
-    everybody goes back to, None where nothing is lost.
+    `ballot` concludes the step before for those who lack it. With `rewind` everybody goes back to the copies
+    of before `step`.
     """
 
     step: int
     samples_seen: int
     holders: dict[str, tuple[str, ...]]
     ballot: Ballot | None = None
-    rewind_to: int | None = None
+    rewind: bool = False
     reason: str = ""
 
 
 def settle(standings: Sequence[Standing], names: Collection[str]) -> Settlement:
     """From where the devices with `standings` go on, when the model's parameters and buffers are `names`.
 
-    Standings of devices that only join hold nothing and count for nothing. Raises StateLostError when some of
-    `names` is on none of them, in no snapshot, or the devices disagree in a way that no lost device explains.
+    Devices that hold nothing, as those that join, count for nothing but their copies. Raises StateLostError
+    when some of `names` is on none of them and in no snapshot, or the devices disagree in a way that no lost
+    device explains.
     Example: a would take step 8 and has the ballot of step 7, b has the sums of step 7: b concludes step 7,
     both take step 8. Without any ballot of step 7 both redo it.
     """
-    there = [s for s in standings if s.holds or s.step > 0]
+    there = [s for s in standings if s.holds]
+    if not there:
+        return _rewound(standings, names, list(names))
     newest = max(there, key=lambda s: s.step)
     behind = [s for s in there if s.step < newest.step]
     ballot = newest.ballot if behind else None
@@ -42,7 +45,7 @@ def settle(standings: Sequence[Standing], names: Collection[str]) -> Settlement:
     holders = _holders((s.device, s.holds) for s in there if s not in torn)
     lost = [n for n in names if n not in holders]
     if lost:
-        return _rewound(there, names, lost)
+        return _rewound(standings, names, lost)
     if torn:
         raise StateLostError(
             f"{torn[0].device} is at step {torn[0].step} while {newest.device} would take step {newest.step}",
@@ -62,18 +65,20 @@ def settle(standings: Sequence[Standing], names: Collection[str]) -> Settlement:
     )
 
 
-def _rewound(there: Sequence[Standing], names: Collection[str], lost: Sequence[str]) -> Settlement:
+def _rewound(standings: Sequence[Standing], names: Collection[str], lost: Sequence[str]) -> Settlement:
     """Everybody goes back to the newest snapshot that has all names."""
-    newest = max(s.step for s in there)
-    kept = {snap.step: snap.samples_seen for s in there for snap in s.snapshots}
+    newest = max(s.step for s in standings)
+    kept = {snap.step: snap.samples_seen for s in standings for snap in s.snapshots}
     for step in sorted(kept, reverse=True):
-        holders = _holders((s.device, snap.names) for s in there for snap in s.snapshots if snap.step == step)
+        holders = _holders(
+            (s.device, snap.names) for s in standings for snap in s.snapshots if snap.step == step
+        )
         if all(n in holders for n in names):
             return Settlement(
                 step=step,
                 samples_seen=kept[step],
                 holders=holders,
-                rewind_to=step,
+                rewind=True,
                 reason=f"only lost devices held {_some(lost)}; back to the copies of before step {step}, "
                 f"{newest - step} steps are taken anew",
             )

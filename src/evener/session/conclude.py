@@ -23,6 +23,7 @@ from evener.report.plans import plan_text
 from evener.report.results import Evaluation, RunReport
 from evener.report.steps import typical_step
 from evener.report.text import report_text
+from evener.session.decide import samples_to_train
 from evener.session.heldout import Heldout
 from evener.session.recipe import Recipe
 from evener.session.request import Request
@@ -58,12 +59,9 @@ class Outcome(Value, frozen=True, kw_only=True):
 class Journal:
     """Writes plan, metrics and trace of a run and shows it live; on a following process it does nothing."""
 
-    def __init__(
-        self, request: Request, recipe: Recipe, plan: Plan, *, leads: bool, total_samples: int
-    ) -> None:
-        self.recipe, self.plan, self.leads = recipe, plan, leads
+    def __init__(self, request: Request, recipe: Recipe) -> None:
+        self.recipe, self._request = recipe, request
         self.folder, self._quiet = Path(request.run_dir), request.quiet
-        self._total_steps = -(-total_samples // plan.global_batch)
         self._records: list[StepRecord] = []
         self._metrics: MetricsWriter | None = None
         self._live: LiveView | None = None
@@ -72,14 +70,22 @@ class Journal:
         self.heldout_last: Heldout | None = None
 
     def __enter__(self) -> "Journal":
-        if self.leads:
-            write(self.folder / "plan.json", self.plan)
-            self._metrics = MetricsWriter(self.folder / "metrics.jsonl")
-            if not self._quiet:
-                print(plan_text(self.plan), file=sys.stderr)
-                self._live = LiveView(self.plan, self._total_steps, time.monotonic, Console(file=sys.stderr))
-                self._live.__enter__()
         return self
+
+    def open(self, plan: Plan, *, leads: bool) -> None:
+        """Write and show from here on, under `plan`, if this process `leads`."""
+        if not leads:
+            return
+        write(self.folder / "plan.json", plan)
+        self._metrics = self._metrics or MetricsWriter(self.folder / "metrics.jsonl")
+        if not self._quiet:
+            print(plan_text(plan), file=sys.stderr)
+            if self._live:
+                self._live.__exit__(None, None, None)
+            total = samples_to_train(self._request, len(self.recipe.dataset), plan.global_batch)
+            steps = -(-total // plan.global_batch)
+            self._live = LiveView(plan, steps, time.monotonic, Console(file=sys.stderr))
+            self._live.__enter__()
 
     def __exit__(self, *exc: Any) -> None:
         if self._live:
@@ -88,9 +94,9 @@ class Journal:
             self._metrics.close()
 
     def add(self, record: StepRecord) -> None:
-        """Take in one step's record."""
+        """Take in one step's record: on every device, as any of them may come to lead."""
+        self._records.append(record)
         if self._metrics:
-            self._records.append(record)
             self._metrics.append(record)
         if self._live:
             self._live.update(record)

@@ -93,7 +93,7 @@ def prepare(
     ranks = Ranks(names, site.device.name)
     model.to(site.torch_device)
     if ranks.world_size > 1:
-        meeting.join_group(tuple(range(ranks.world_size)), 1, backend_of(fleet, names))
+        meeting.join_group(ranks.rank, ranks.world_size, backend_of(fleet, names))
         atexit.register(meeting.leave_group)  # its threads must end before the interpreter does
         spread_state(model)
     scale = _Scale(reduction, weight)

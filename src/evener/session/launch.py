@@ -19,12 +19,12 @@ from evener.core.files import decode, encode
 from evener.errors import EvenerError, PeerLostError
 from evener.session.conclude import Outcome
 from evener.session.lookout import Lookout
-from evener.session.meeting import open_meeting, read_failure
+from evener.session.meeting import FINISHED, OUTCOME, open_meeting, read_failure
+from evener.session.members.pulse import GONE, pulse_key
 from evener.session.request import Request
 
 LOOK_S = 5.0
 GRACE_S = 3.0  # for the others to tell why, after one process has ended in failure
-OUTCOME_KEY = "outcome"
 # torch loads its compiler at the first step of an optimiser: once in the server, not once a process.
 PRELOADED = ["evener.session.worker", "torch._dynamo"]
 
@@ -57,9 +57,10 @@ def launch(request: Request) -> Outcome:
             )
             process.start()
             processes.append(process)
-        _watch(processes, store, Lookout(Path(request.run_dir) / "metrics.jsonl"))
-        store.wait([OUTCOME_KEY], timedelta(seconds=GRACE_S))
-        return decode(store.get(OUTCOME_KEY), Outcome, "the run's outcome")
+        lookout = Lookout(Path(request.run_dir) / "metrics.jsonl")
+        _watch(processes, store, lookout, elastic=request.elastic and len(processes) > 1)
+        store.wait([OUTCOME], timedelta(seconds=GRACE_S))
+        return decode(store.get(OUTCOME), Outcome, "the run's outcome")
     finally:
         _end(processes)
         parent_end.close()
@@ -76,11 +77,9 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
     request = decode(request_json, Request, "the request")
     meeting = open_meeting()
     try:
-        outcome = guarded_work(request, meeting)
+        guarded_work(request, meeting)
     except EvenerError as e:
         os._exit(e.exit_code)  # told to the store; loader workers and Gloo threads need no goodbye
-    if outcome is not None:
-        meeting.put(OUTCOME_KEY, outcome)
 
 
 def _end_with_parent(lifeline: Connection) -> None:
@@ -90,24 +89,32 @@ def _end_with_parent(lifeline: Connection) -> None:
         os._exit(2)
 
 
-def _watch(processes: list, store: dist.Store, lookout: Lookout) -> None:
-    """Return when all ended well; raise as soon as the first failure is known; say when nothing moves."""
+def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: bool) -> None:
+    """Return when all ended well; raise as soon as the first failure is known; say when nothing moves.
+
+    With `elastic`, a process that was ended from outside is told to the others, who go on without it.
+    """
     running = {p.sentinel: p for p in processes}
     while running:
         for sentinel in wait(list(running), timeout=LOOK_S):
             process = running.pop(sentinel)
             process.join()
             if process.exitcode:
-                raise _why(process, store)
+                if elastic and not store.check([FINISHED]):
+                    store.set(pulse_key(process.name), GONE)
+                lost = _why(process, store, patient=not elastic)
+                if not (elastic and isinstance(lost, PeerLostError) and (running or store.check([OUTCOME]))):
+                    raise lost
+                print(f"evener: {lost.what}; the others go on", file=sys.stderr, flush=True)
         for sentence in lookout.look(list(running.values())):
             print(f"evener: {sentence}", file=sys.stderr, flush=True)
 
 
-def _why(process, store: dist.Store) -> EvenerError:
+def _why(process, store: dist.Store, *, patient: bool) -> EvenerError:
     """The failure told first; a process that said nothing was ended from outside."""
     code = process.exitcode
     killed = code < 0
-    end = time.monotonic() + (0.2 if killed else GRACE_S)
+    end = time.monotonic() + (0.2 if killed or not patient else GRACE_S)
     while time.monotonic() < end:
         failure = read_failure(store)
         if failure:

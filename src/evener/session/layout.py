@@ -15,6 +15,7 @@ from evener.core.fleet import Fleet
 from evener.core.plan import Plan, Stage
 from evener.core.seams import Wire
 from evener.runtime.batchnorm import wave_layers
+from evener.runtime.channels.sums import MOST_DEVICES, ChannelWire
 from evener.runtime.dropout import dropout_keys
 from evener.runtime.holding import Holding, whole_model
 from evener.runtime.parts import Part
@@ -68,10 +69,10 @@ def lay_out(
 ) -> Layout:
     """Cut, place and connect. Called by all devices of the plan together, after they joined the group."""
     wire = site.wire(fleet, ranks.devices, rehearse=rehearse)
-    tables = open_tables(recipe, plan, ranks, site, dist.new_group)
+    tables = open_tables(recipe, plan, ranks, site, meeting.new_group)
 
     def connect(among: tuple[str, ...]) -> Wire:
-        group = dist.new_group([ranks.devices.index(d) for d in among])
+        group = meeting.new_group([ranks.devices.index(d) for d in among])
         return site.wire(fleet, among, rehearse=rehearse, group=group)
 
     if plan.is_data_parallel:
@@ -86,7 +87,7 @@ def lay_out(
     ties = {n: first_names[id(p)] for n, p in named.items()}
     trained = {stage: [n for n in held if n in named] for stage, held in names.items()}
     segments = segments_of(trained, devices, ties, list(named))
-    groups = _groups([s.devices for s in segments], ranks)
+    groups = _groups([s.devices for s in segments], ranks, meeting)
     reducers = reducers_for(
         segments,
         ranks.here,
@@ -102,7 +103,9 @@ def lay_out(
             first = ties.get(name, name)
             holders[first] = tuple(dict.fromkeys((*holders.get(first, ()), *devices[stage])))
     held = {n: named[n] for n in holders if n in named and ranks.here in holders[n]}
-    holding = Holding(parts=parts, reducers=reducers, wire=wire, channel=channel)
+    few = not rehearse and ranks.world_size <= MOST_DEVICES
+    quick = ChannelWire(channel, ranks) if few else None
+    holding = Holding(parts=parts, reducers=reducers, wire=wire, channel=channel, quick=quick)
     tables.join(reducers, [p.module for p in parts.values()])
     return Layout(
         holding=holding,
@@ -205,12 +208,14 @@ def _parts(
     return parts, tuple(notes)
 
 
-def _groups(sets: list[tuple[str, ...]], ranks: Ranks) -> dict[tuple[str, ...], dist.ProcessGroup | None]:
+def _groups(
+    sets: list[tuple[str, ...]], ranks: Ranks, meeting: Meeting
+) -> dict[tuple[str, ...], dist.ProcessGroup | None]:
     """A process group for each set of holders; every process makes all of them, in one order."""
     groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
     for devices in dict.fromkeys(sets):
         if 1 < len(devices) < ranks.world_size:
-            groups[devices] = dist.new_group([ranks.devices.index(d) for d in devices])
+            groups[devices] = meeting.new_group([ranks.devices.index(d) for d in devices])
         else:
             groups[devices] = None
     return groups

@@ -5,6 +5,8 @@ Works alike under `evener train` and under torchrun: both set RANK, WORLD_SIZE, 
 
 import os
 import time
+from collections.abc import Callable, Sequence
+from copy import copy
 from datetime import timedelta
 from typing import TypeVar
 
@@ -14,8 +16,10 @@ import torch.distributed as dist
 from evener.core.figures import Value
 from evener.core.files import decode, encode
 from evener.errors import EnvironmentBrokenError, EvenerError, PeerLostError
+from evener.session.members.sockets import GroupSockets
 
 T = TypeVar("T")
+OUTCOME, FINISHED = "outcome", "finished"  # what the leading process puts at the end
 POLL_S = 0.01
 GROUP_TIMEOUT = timedelta(minutes=30)  # a lost peer closes its socket; the timeout is for a silent network
 
@@ -38,22 +42,46 @@ class Failure(Value, frozen=True, kw_only=True):
 
 
 class Meeting:
-    """One process's side of the job's store. Everything in it is JSON, bounded in size and checked."""
+    """One process's side of the job's store. Everything in it is JSON, bounded in size and checked.
+
+    `within(name)` is the same meeting in a room of its own, where keys and groups collide with no others.
+    `alarm()` says why nobody should be waited for any longer; None while all is well.
+    """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.store, self.rank, self.world_size = store, rank, world_size
+        self.sockets = GroupSockets()
+        self.alarm: Callable[[], str | None] = lambda: None
+        self._entrance = store  # where failures are told, whatever room this is
+
+    def within(self, name: str) -> "Meeting":
+        """This meeting with keys of its own; failures are still told to all."""
+        room = copy(self)
+        room.store = dist.PrefixStore(name, self.store)
+        return room
+
+    def connect(self) -> dist.Store:
+        """The job's store over a connection of its own, for another thread or for one group."""
+        return self._entrance.clone()  # type: ignore[attr-defined]
 
     def put(self, key: str, value: object) -> None:
         self.store.set(key, encode(value))  # type: ignore[arg-type]  # bytes are taken
+
+    def has(self, key: str) -> bool:
+        """Whether `key` was put."""
+        return self.store.check([key])
 
     def get(self, key: str, shape: type[T], timeout: timedelta = GROUP_TIMEOUT) -> T:
         """The value another process put under `key`; waits for it, and no longer than the job lives."""
         end = time.monotonic() + timeout.total_seconds()
         try:
-            while not self.store.check([key]):
+            while not self.has(key):
                 failure = self.first_failure()
                 if failure:
                     raise PeerLostError(f"{failure.device} failed while {key} was awaited")
+                alarm = self.alarm()
+                if alarm:
+                    raise PeerLostError(f"{alarm} while {key} was awaited")
                 if time.monotonic() > end:
                     raise PeerLostError(f"nobody told {key} within {timeout.total_seconds():.0f} s")
                 time.sleep(POLL_S)
@@ -63,12 +91,12 @@ class Meeting:
 
     def report_failure(self, failure: Failure) -> None:
         """Tell the others why this process ends; the first one to do so is the cause."""
-        order = self.store.add("failures", 1)
-        self.put(f"failure/{order}", failure)
+        order = self._entrance.add("failures", 1)
+        self._entrance.set(f"failure/{order}", encode(failure))  # type: ignore[arg-type]  # bytes are taken
 
     def first_failure(self) -> Failure | None:
         """The failure told first, if any."""
-        return read_failure(self.store)
+        return read_failure(self._entrance)
 
     def wait_for_failure(self, seconds: float = 2.0) -> Failure | None:
         """The failure told first; the device that failed may need a moment to tell."""
@@ -80,20 +108,30 @@ class Meeting:
             time.sleep(0.02)
         return None
 
-    def join_group(self, members: tuple[int, ...], generation: int, backend: str) -> None:
-        """Form the group of `members` (ranks of the whole job), of which this process is one."""
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore(f"group{generation}", self.store),
-            rank=members.index(self.rank),
-            world_size=len(members),
-            timeout=GROUP_TIMEOUT,
-        )
+    def join_group(self, rank: int, world_size: int, backend: str) -> None:
+        """Form the group of this room as its process `rank` of `world_size`.
 
-    @staticmethod
-    def leave_group() -> None:
+        Over a connection of its own, so that waiting for a device that never comes can be ended.
+        """
+        with self.sockets.opening():
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("group", self.store.clone()),  # type: ignore[attr-defined]
+                rank=rank,
+                world_size=world_size,
+                timeout=GROUP_TIMEOUT,
+            )
+
+    def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """The group of some processes of the group that was joined; made by all of them together."""
+        with self.sockets.opening():
+            return dist.new_group(list(ranks))
+
+    def leave_group(self) -> None:
+        """Leave the group and all that were made in it."""
         if dist.is_initialized():
             dist.destroy_process_group()
+        self.sockets.forget()
 
 
 def read_failure(store: dist.Store) -> Failure | None:

@@ -11,16 +11,18 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import FileError, UsageError
 from evener.planner.choose import Shapes
+from evener.session.save_rule import Rule
 
 
 class Request(Value, frozen=True, kw_only=True):
     """A training run: what to train, how long, on which devices and where its files go.
 
     `fleet` has one device per process, in order; `profile_s` bounds the seconds of measuring. `weights` is a
-    safetensors file that every process reads before the first step. `adapt` lets measured speeds change who
-    does what; `faults` are scripted and `noise` disturbs rehearsed devices, see `session/scripted.py`. For
-    `verify`, `dtype` overrides the model's, `keep_gradient` writes the first gradient to the run folder, and
-    `dropout` can be off.
+    safetensors file that every process reads before the first step. `checkpoint` says when to save, `resume`
+    is a run or checkpoint to go on from ("latest": this run's own, where it has one). `adapt` lets measured
+    speeds change who does what; `faults` are scripted and `noise` disturbs rehearsed devices, see
+    `session/scripted.py`. For `verify`, `dtype` overrides the model's, `keep_gradient` writes the first
+    gradient to the run folder, and `dropout` can be off.
     """
 
     fleet: Fleet
@@ -48,6 +50,10 @@ class Request(Value, frozen=True, kw_only=True):
     keep_gradient: bool = False
     dropout: bool = True
     quiet: bool = False
+    checkpoint: Rule | None = None
+    resume: str | None = None
+    elastic: bool = True
+    snapshot_every: int = 10
 
     def __post_init__(self) -> None:
         check_faults(self)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from evener.core.actions import Schedule
+from evener.core.membership import Ballot
 from evener.core.order import global_batch_at, with_micro_batch
 from evener.core.plan import Plan
 from evener.core.records import StepRecord
@@ -35,6 +36,7 @@ class Steps:
 
     `decisions` collects every sentence about a change of shares, the same on all devices.
     `at_boundary(number)` is called before each try at step `number`, when all devices are at the same place.
+    `notice()` is the number of a change that this device knows to be ahead; all stop for it after one step.
     """
 
     def __init__(
@@ -72,7 +74,9 @@ class Steps:
         self._sizes = step_sizes(len(recipe.dataset), plan.global_batch)
         self._open_plan()
         self.executor = Executor(layout.holding, self.optimizer, recipe.problem, ranks, site.driver, settings)
-        self.samples_seen = self.number = 0
+        self.samples_seen = self.number = self.called = 0
+        self._unrecorded: StepResult | None = None
+        self.notice: Callable[[], int] = lambda: 0
         self.at_boundary: Callable[[int], None] = lambda number: None
         self.decisions: list[str] = []
         self.adapter: Adapter | None = None
@@ -80,15 +84,14 @@ class Steps:
         self._feed: Feed | None = None
 
     def run(self, stop_at_samples: int) -> Iterator[StepRecord]:
-        """Steps until `stop_at_samples` samples were seen."""
-        before = None
-        while self.samples_seen < stop_at_samples:
-            number = self.number
+        """Steps until `stop_at_samples` samples were seen, or a change is ahead; `called` is then its number."""
+        while self.samples_seen < stop_at_samples and not self.called:
+            number, late = self.number, self._unrecorded
             self.at_boundary(number)
             result = self._step(number)
-            if before is not None:
-                yield _record(before, result.totals.seconds_before)
-            before = None
+            self._advance(result)
+            if late is not None:
+                yield _record(late, result.totals.seconds_before)
             if result.verdict.do == "shrink":
                 self._shrink(result)
                 continue  # the same samples again, in smaller micro-batches
@@ -99,13 +102,31 @@ class Steps:
                     f"{self.samples_seen + result.samples}",
                     remedy='a lower learning rate or max_norm; on_non_finite="skip" drops such steps',
                 )
-            self.samples_seen += result.samples
-            before = result
-            self.number += 1
             if self.adapter:
                 self._adapt(self.adapter, result)
-        if before is not None:
-            yield _record(before, self.executor.gather_seconds(self.number))
+            self.called = result.totals.notice
+        if self._unrecorded is not None:
+            seconds = self.executor.gather_seconds(self.number)
+            last, self._unrecorded = self._unrecorded, None
+            yield _record(last, seconds)
+
+    def complete(self, ballot: Ballot) -> None:
+        """Conclude the step in flight as the others did."""
+        self._advance(self.executor.complete(ballot))
+
+    def abandon(self) -> StepRecord | None:
+        """Drop the step in flight; the last record, with this device's seconds alone, if none was given."""
+        self.executor.drop()
+        last, self._unrecorded = self._unrecorded, None
+        return _record(last, {self.ranks.here: last.seconds}) if last else None
+
+    def _advance(self, result: StepResult) -> None:
+        """A step that was applied or skipped counts as taken."""
+        self._unrecorded = None
+        if result.verdict.do in ("apply", "skip"):
+            self.samples_seen += result.samples
+            self.number += 1
+            self._unrecorded = result
 
     def average_buffers(self, wire: Wire) -> None:
         """Make BatchNorm's statistics one mean over all devices, weighted by the samples each has seen.
@@ -113,6 +134,10 @@ class Steps:
         Those of waves are told by the device that was in all of them instead.
         """
         self.scopes.hand_out()
+        average_buffers(self.recipe.model, self.parts(), wire, without=self.scopes.pooled)
+
+    def parts(self) -> dict[str, float]:
+        """By name of a parameter or buffer held here, the part of all samples that meets it here."""
         routes = self.playbook.routes(self.plan.global_batch)
         parts: dict[str, float] = {}
         for number, part in self.executor.holding.parts.items():
@@ -120,7 +145,7 @@ class Steps:
             taken = sum(routes.samples(number, self.ranks.here, m) for m in micro_batches)
             for name in part.names:
                 parts[name] = parts.get(name, 0.0) + taken / self.plan.global_batch
-        average_buffers(self.recipe.model, parts, wire, without=self.scopes.pooled)
+        return parts
 
     def close(self) -> None:
         """Let go of data loader, hooks and reductions."""
@@ -178,6 +203,7 @@ class Steps:
             self.layout.tables.ahead(feed.next_batch, len(self.playbook.reads(batch))),
             batch.samples,
             self.scopes.begin_step(number, routes),
+            self.notice(),
         )
         self._check_learning_rates(result)
         return result

@@ -1,43 +1,33 @@
 """What one process of a job does, from meeting the others to the report.
 
-open device → load recipe → measure (each kind once) → plan (first process) → join group → steps → report
+open device → load recipe → measure (each kind once) → plan (first process) ─┐
+        ┌────────────────────────────────────────────────────────────────────┘
+        └► form a generation → steps → report
+               ▲                 │ a device is lost, leaves or joins
+               └── roll call ◄───┘
 """
 
-import dataclasses
-import sys
+import time
 from datetime import timedelta
-from pathlib import Path
 
-import torch
-from torch import nn
-
-from evener.core.actions import Schedule
-from evener.core.figures import Value
-from evener.core.files import write
-from evener.core.fleet import Fleet
-from evener.core.plan import Plan
-from evener.core.trace import Trace
-from evener.core.words import counted
+from evener.core.membership import Turn
 from evener.errors import EvenerError, PeerLostError
-from evener.rehearsal.verdict import Lateness
-from evener.runtime.batchnorm import replace_batchnorm
-from evener.runtime.ranks import Ranks
-from evener.runtime.replicas import checksums, collect, spread_state
-from evener.session.adapting import adapter_of
+from evener.runtime.replicas import spread_state
 from evener.session.conclude import Journal, Outcome
-from evener.session.decide import check_plan, choose_plan, samples_to_train, with_inexact
-from evener.session.heldout import evaluate_heldout
-from evener.session.keep import keep_first_gradient, load_weights, save_parameters
-from evener.session.layout import lay_out
-from evener.session.measure import measured_link, micro_batch_grid, profile_together
-from evener.session.meeting import Failure, Meeting
-from evener.session.recipe import Recipe, in_dtype, load_recipe, with_keys, without_dropout
+from evener.session.meeting import FINISHED, OUTCOME, Failure, Meeting
+from evener.session.members.form import form, room_of
+from evener.session.members.member import Generation, Member
+from evener.session.members.pulse import SILENT_S, Pulse
+from evener.session.members.turnover import next_turn, tear_down
+from evener.session.prepare import agreed_plan, prepared
+from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Request
-from evener.session.scripted import scripted
-from evener.session.site import Site, backend_of, site_of
-from evener.session.steps import Steps
-from evener.session.tables import place_tables, table_names, take_out
-from evener.session.timetable import agreed_schedules, step_sizes
+from evener.session.site import site_of
+from evener.session.tables import table_names, take_out
+from evener.session.train import conclude, train
+
+MOST_FAILURES = 4
+STAND_BY_S = 0.02
 
 
 def guarded_work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Outcome | None:
@@ -78,151 +68,122 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     """
     handed_in = recipe is not None
     site = site_of(request, meeting.rank)
-    recipe = _prepared(recipe or load_recipe(request.script, request.seed), request, site)
-    fleet, plan, made = _agreed_plan(request, meeting, recipe, site)
-    # Group order is fleet order, so that the job's first process leads wherever it takes part.
-    used = tuple(d.name for d in fleet.devices if d.name in plan.devices)
-    shared_tables = len(used) > 1 and bool(table_names(recipe))
-    hands_on = handed_in and (len(used) < len(fleet.devices) or not plan.is_data_parallel or shared_tables)
-    if site.device.name not in used:
-        take_out(recipe.model)
-        if hands_on:
-            _hand_on(meeting, recipe.model, fleet, leader=used[0], here=site.device.name)
-        return None
-    ranks = Ranks(used, site.device.name)
-    if len(used) > 1:
-        members = tuple(i for i, d in enumerate(fleet.devices) if d.name in used)
-        meeting.join_group(members, 1, backend_of(fleet, used))
-        spread_state(recipe.model)
+    recipe = prepared(recipe or load_recipe(request.script, request.seed), request)
+    pulse = Pulse(meeting.connect(), site.device.name) if survives(request, meeting) else None
+    if pulse:
+        others = [d.name for d in request.fleet.devices if d.name != site.device.name]
+        pulse.start()
+        pulse.watch(1, others, lambda reason: None)  # until the group is formed only the store is waited for
+        meeting.alarm = lambda: pulse.alarm
+    member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse)
     try:
-        layout = lay_out(recipe, plan, ranks, site, fleet, meeting, rehearse=request.rehearse)
-        steps = Steps(recipe, plan, ranks, site, layout, request.seed, made)
-        _prepare_for_change(request, fleet, steps)
-        outcome = _train(request, meeting, recipe, steps)
+        fleet, plan, member.profile = agreed_plan(request, meeting, recipe, site)
+        turn = Turn(fleet=fleet, plan=plan, members=tuple(d.name for d in fleet.devices))
+        outcome, last = _live(member, turn)
+        if handed_in and not _everyone_has_all(last, recipe):
+            _hand_on(member, last)
+        return outcome
     finally:
+        if pulse:
+            pulse.stop()
         take_out(recipe.model)
-        meeting.leave_group()
-    if hands_on:
-        _hand_on(meeting, recipe.model, fleet, leader=used[0], here=site.device.name)
-    return outcome
 
 
-def _hand_on(meeting: Meeting, model: nn.Module, fleet: Fleet, *, leader: str, here: str) -> None:
-    """Give the trained model to every process of the job, also to those that the plan left out."""
-    if here == leader:
-        meeting.put("trained", True)
-    meeting.get("trained", bool, timeout=timedelta(days=365))
-    names = [d.name for d in fleet.devices]
-    members = sorted(range(len(names)), key=lambda i: names[i] != leader)  # the leader first
-    meeting.join_group(tuple(members), 2, "gloo")
-    spread_state(model)
-    meeting.leave_group()
+def survives(request: Request, meeting: Meeting) -> bool:
+    """Whether the job goes on when a device is lost: when it is wished and there are others."""
+    return request.elastic and meeting.world_size > 1
 
 
-def _prepared(recipe: Recipe, request: Request, site: Site) -> Recipe:
-    if request.global_batch:
-        recipe = dataclasses.replace(recipe, global_batch=request.global_batch)
-    if request.weights:
-        load_weights(recipe.model, request.weights)
-    if request.dtype:
-        recipe = in_dtype(recipe, getattr(torch, request.dtype))
-    recipe = with_keys(recipe, request.seed)
-    if recipe.batch_norm == "wave":
-        replace_batchnorm(recipe.model)
-    if not request.dropout:
-        recipe = without_dropout(recipe)
-    recipe.model.train()
-    place_tables(recipe)
-    return recipe
-
-
-def _agreed_plan(
-    request: Request, meeting: Meeting, recipe: Recipe, site: Site
-) -> tuple[Fleet, Plan, dict[int, Schedule]]:
-    """The plan of the job: given, or made by the first process from what all have measured.
-
-    With it come the schedules that only the first process can make, by samples of a step.
-    """
-    fleet = request.fleet
-    if request.plan is not None:
-        check_plan(request.plan, fleet, recipe)
-        plan = with_inexact(request.plan, recipe)
-        sizes = step_sizes(len(recipe.dataset), plan.global_batch)
-        return fleet, plan, agreed_schedules(plan, sizes, fleet, request.profile, meeting)
-    profile = request.profile
-    if profile is None:
-        if meeting.rank == 0 and not request.quiet:
-            kinds = len({d.kind for d in fleet.devices})
-            told = f"measuring the model on {counted(kinds, 'kind')}, at most about {request.profile_s:.0f} s"
-            print(told, file=sys.stderr)
-        sizes = (request.micro_batch,) if request.micro_batch else micro_batch_grid(recipe.global_batch)
-        profile = profile_together(recipe, site, meeting, request, sizes)
-    if len(fleet.devices) > 1 and not fleet.links:
-        everyone = tuple(d.name for d in fleet.devices)
-        meeting.join_group(tuple(range(meeting.world_size)), 0, backend_of(fleet, everyone))
-        fleet = measured_link(fleet, site.wire(fleet, everyone, rehearse=False), site.torch_device)
-        meeting.leave_group()
-    if meeting.rank:
-        return fleet, meeting.get("plan", Plan), {}
-    assert profile is not None
-    plan = choose_plan(request, fleet, recipe, profile)
-    write(Path(request.run_dir) / "profile.json", profile)
-    write(Path(request.run_dir) / "fleet.json", fleet)
-    meeting.put("plan", plan)
-    return fleet, plan, {}
-
-
-def _prepare_for_change(request: Request, fleet: Fleet, steps: Steps) -> None:
-    """What may change in mid-run, by measured speeds or by script."""
-    holding, leads = steps.layout.holding, steps.ranks.rank == 0
-    steps.adapter, why_not = adapter_of(request, fleet, steps.plan, holding.wire, leads=leads)
-    steps.decisions += [why_not] if why_not else []
-    steps.scripted = scripted(request, steps.site, [part.module for part in holding.parts.values()])
-
-
-def _train(request: Request, meeting: Meeting, recipe: Recipe, steps: Steps) -> Outcome | None:
-    plan, ranks, layout, site = steps.plan, steps.ranks, steps.layout, steps.site
-    wire = layout.holding.wire
-    evaluate = request.evaluate and recipe.heldout is not None
-    stop = samples_to_train(request, len(recipe.dataset), recipe.global_batch)
-    leads = ranks.rank == 0
-    if request.keep_gradient:
-        folder, extra = Path(request.run_dir), layout.tables.dense_gradients
-        keep_first_gradient(layout.parameters, steps.optimizer, folder, ranks.rank, extra)
-    try:
-        with Journal(request, recipe, plan, leads=leads, total_samples=stop) as journal:
-            if evaluate:
-                journal.heldout_first = evaluate_heldout(steps, wire)
-            for record in steps.run(stop):
+def _live(member: Member, turn: Turn) -> tuple[Outcome | None, Generation]:
+    """Generation after generation until the run is at its end."""
+    number, failures = 1, 0
+    with Journal(member.request, member.recipe) as journal:
+        while True:
+            generation = Generation(number=number, room=member.meeting.within(room_of(number)), turn=turn)
+            try:
+                form(member, generation)
+                if generation.steps is None:
+                    _stand_by(member, generation)
+                elif train(member, generation, journal):
+                    outcome = conclude(member, generation, journal)
+                    _finish(member, generation, outcome)
+                    return outcome, generation
+                why = "a change was prepared"
+            except _Finished:
+                return None, generation
+            except (PeerLostError, RuntimeError) as e:
+                if not _can_go_on(member, e):
+                    raise
+                why = str(e).partition("\n")[0]
+            finally:
+                tear_down(generation)
+            failures = 0 if _has_moved(generation) else failures + 1
+            if failures == MOST_FAILURES:
+                raise PeerLostError(
+                    f"{failures} generations in a row ended before their first step", numbers=why
+                )
+            turn = next_turn(member, generation, why)
+            number += 1
+            for record in member.records:
                 journal.add(record)
-                journal.tell(steps.decisions)
-            if evaluate:
-                journal.heldout_last = evaluate_heldout(steps, wire)
-    finally:
-        steps.close()  # also after an error: a model that is trained again must have no hooks of ours
-    _hand_in(meeting, steps, site)
-    steps.average_buffers(wire)
-    collect(recipe.model, layout.holders, ranks)
-    layout.tables.put_back(recipe.model, Path(request.run_dir))
-    if not leads:
-        return None
-    save_parameters(recipe.model, Path(request.run_dir))
-    spans = [s for d in ranks.devices for s in meeting.get(f"trace/{d}", Trace).spans]
-    lateness = [meeting.get(f"lateness/{d}", Lateness) for d in ranks.devices] if request.rehearse else []
-    sums = [meeting.get(f"checksums/{d}", Checksums).by_name for d in ranks.devices]
-    return journal.conclude(steps.plan, spans, steps.decisions, lateness, sums)
+            member.records.clear()
 
 
-class Checksums(Value, frozen=True, kw_only=True):
-    """A hash of each parameter that a device holds."""
+def _can_go_on(member: Member, error: BaseException) -> bool:
+    """Whether `error` says that a device is lost, and the others have what is needed to go on."""
+    if member.pulse is None or not member.has_begun:
+        return False
+    return isinstance(error, PeerLostError) or member.pulse.wait_for_alarm(SILENT_S + 0.5)
 
-    by_name: dict[str, str]
+
+def _has_moved(generation: Generation) -> bool:
+    return generation.steps is not None and generation.steps.number > generation.turn.step
 
 
-def _hand_in(meeting: Meeting, steps: Steps, site: Site) -> None:
-    """Give the leading process what only this one knows: spans, lateness, the parameters' checksum."""
-    here = site.device.name
-    meeting.put(f"trace/{here}", Trace(source="measured", spans=steps.executor.spans))
-    meeting.put(f"checksums/{here}", Checksums(by_name=checksums(steps.layout.parameters)))
-    if site.lateness is not None:
-        meeting.put(f"lateness/{here}", site.lateness)
+class _Finished(Exception):
+    """The others have brought the run to its end, or it goes on without this device."""
+
+
+def _stand_by(member: Member, generation: Generation) -> None:
+    """A device without a part waits until the run ends, or until there is one for it."""
+    if member.pulse is None or member.here in generation.turn.leaves:
+        raise _Finished
+    while not member.pulse.alarm:
+        if member.meeting.has(FINISHED):
+            raise _Finished
+        time.sleep(STAND_BY_S)
+
+
+def _finish(member: Member, generation: Generation, outcome: Outcome | None) -> None:
+    """Nobody leaves before the leading device has everything: a device that ends is one that is lost."""
+    assert generation.steps is not None
+    if generation.steps.ranks.rank == 0:
+        if outcome is not None:
+            member.meeting.put(OUTCOME, outcome)
+        member.meeting.put(FINISHED, True)
+    elif member.pulse is not None:
+        member.meeting.get(FINISHED, bool, timeout=timedelta(days=365))
+
+
+def _everyone_has_all(generation: Generation, recipe: Recipe) -> bool:
+    """Whether each process of the job ends with the whole trained model without being given it."""
+    plan, used = generation.turn.plan, generation.used
+    alone = len(used) == len(generation.turn.members) == 1
+    shared_tables = len(used) > 1 and bool(table_names(recipe))
+    return alone or (
+        len(used) == len(generation.turn.members) and plan.is_data_parallel and not shared_tables
+    )
+
+
+def _hand_on(member: Member, generation: Generation) -> None:
+    """Give the trained model to every process of the job, also to those that the plan left out."""
+    leader = generation.used[0]
+    if member.here == leader:
+        member.meeting.put("trained", True)
+    member.meeting.get("trained", bool, timeout=timedelta(days=365))
+    names = [d for d in generation.turn.members if d not in generation.turn.leaves]
+    names.sort(key=lambda d: d != leader)  # the leader first
+    room = member.meeting.within("handing on")
+    room.join_group(names.index(member.here), len(names), "gloo")
+    spread_state(member.recipe.model)
+    room.leave_group()

@@ -19,7 +19,7 @@ def test_without_a_ballot_of_the_step_in_flight_it_is_taken_anew():
     told = settle(
         [standing("a", 7, ballot=ballot(6), is_summed=True), standing("b", 7, ballot=ballot(6))], NAMES
     )
-    assert (told.step, told.samples_seen, told.ballot, told.rewind_to) == (7, 56, None, None)
+    assert (told.step, told.samples_seen, told.ballot, told.rewind) == (7, 56, None, False)
     assert told.reason == "nothing of step 7 was applied, so it is taken anew"
 
 
@@ -46,7 +46,7 @@ def test_what_only_the_lost_held_comes_from_the_newest_complete_snapshot():
 
     a = standing("a", 9, holds=("w",), snapshots=snaps((4, ("w", "b")), (8, ("w",))))
     told = settle([a], NAMES)
-    assert (told.step, told.samples_seen, told.rewind_to) == (4, 32, 4)
+    assert (told.step, told.samples_seen, told.rewind) == (4, 32, True)
     assert told.holders == {"w": ("a",), "b": ("a",)}
     assert "5 steps are taken anew" in told.reason
     with pytest.raises(StateLostError, match="only lost devices held b"):

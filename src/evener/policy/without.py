@@ -1,0 +1,67 @@
+"""A plan without some of its devices, changed as little as possible: where there is nothing to plan with."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from evener.core.faults import Fault
+from evener.core.plan import LeftOut, Pipeline, Plan
+from evener.errors import NoPlanFitsError
+from evener.sim.shrink import shrink
+
+
+def without(plan: Plan, lost: Sequence[str]) -> tuple[Plan, str]:
+    """The plan without the devices `lost`, and the sentence why it is this one.
+
+    Shares and pipelines that remain take over the samples. Where no pipeline would remain, the layers of
+    a lost device go to the neighbour in its pipeline that holds fewer. Raises NoPlanFitsError when no device is
+    left. Example: pipelines of one stage with 8, 4 and 4 samples become 11 and 5 without the last.
+    """
+    told = []
+    for device in lost:
+        if device not in plan.devices:
+            continue
+        try:
+            plan, sentence = shrink(plan, Fault(type="leave", device=device, at_step=0))
+        except NoPlanFitsError:
+            plan, sentence = _merged(plan, device)
+        told.append(sentence)
+    return plan, "; ".join(told)
+
+
+def _merged(plan: Plan, device: str) -> tuple[Plan, str]:
+    pipelines = tuple(p for p in (_without_stages(p, device) for p in plan.pipelines) if p)
+    if not pipelines:
+        raise NoPlanFitsError(f"no device is left without {device}", remedy="start again: --resume")
+    left_out = (*plan.left_out, LeftOut(device=device, reason="left"))
+    merged = replace(
+        plan,
+        pipelines=pipelines,
+        left_out=left_out,
+        schedule="1f1b" if plan.schedule == "unequal" else plan.schedule,
+        prediction=None,
+        reductions=(),
+        owners=(),
+        tables=(),
+    )
+    return merged, f"the layers of {device} go to its neighbours; whether they fit was not measured"
+
+
+def _without_stages(pipeline: Pipeline, device: str) -> Pipeline | None:
+    """The pipeline with each stage that only `device` holds merged into a neighbour; None if none is left."""
+    stages = list(pipeline.stages)
+    while True:
+        alone = [i for i, s in enumerate(stages) if {d for x in s.shares for d in x.devices} == {device}]
+        if not alone:
+            return replace(pipeline, stages=tuple(stages))
+        if len(alone) == len(stages):
+            return None
+        at = next(
+            i for i in alone if (i - 1 not in alone and i > 0) or (i + 1 not in alone and i + 1 < len(stages))
+        )
+        near = [i for i in (at - 1, at + 1) if 0 <= i < len(stages) and i not in alone]
+        to = min(near, key=lambda i: len(stages[i].layers))
+        low, high = min(at, to), max(at, to)
+        layers = stages[low].layers + stages[high].layers
+        stages[to] = replace(stages[to], layers=layers)
+        del stages[at]

@@ -1,0 +1,42 @@
+"""When devices copy each other's state: before every n-th step, where only one device holds some layer."""
+
+import time
+
+from evener.session.members.copies import copy_moves, exchange
+from evener.session.members.member import Generation, Member
+from evener.session.state import holders_of
+
+
+class Copying:
+    """Keeps copies while a generation trains; `at_boundary` is called before each step by all devices."""
+
+    def __init__(self, member: Member, generation: Generation) -> None:
+        assert generation.steps is not None
+        self._member, self._generation, self._steps = member, generation, generation.steps
+        hosts = {d.name: d.host for d in generation.turn.fleet.devices if d.name in generation.used}
+        every = member.request.snapshot_every
+        self._route = copy_moves(holders_of(self._steps), hosts) if member.pulse and every else ()
+        self._every = every
+        self._first, self._last = self._steps.number, -1
+        self.seconds: list[float] = []
+
+    def at_boundary(self, number: int) -> None:
+        """Copies of the state before step `number`, if it is one of those, here and at the neighbour."""
+        due = number == self._first or number % self._every == 0
+        if not self._route or not due or number == self._last:
+            return
+        self._last = number
+        channel = self._steps.layout.holding.channel
+        assert channel is not None, "a plan in which only one device holds a layer has a channel"
+        own, before = self._member.belongings, time.monotonic()
+        exchange(
+            own.copies,
+            self._route,
+            self._member.here,
+            list(self._generation.held),
+            own.state_of,
+            channel,
+            self._generation.room,
+            (number, self._steps.samples_seen),
+        )
+        self.seconds.append(time.monotonic() - before)

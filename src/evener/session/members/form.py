@@ -1,0 +1,113 @@
+"""A generation is formed: group, layout, and state for whoever is to hold what he does not have.
+
+join the group ──► lay out the plan ──► state moves ──► all are ready
+"""
+
+from pathlib import Path
+
+import torch
+
+from evener.core.figures import Value
+from evener.policy.settle import moves
+from evener.runtime.ranks import Ranks
+from evener.runtime.replicas import spread_state
+from evener.session.decide import samples_to_train
+from evener.session.keep import saved_tensors
+from evener.session.layout import lay_out
+from evener.session.members.handover import hand_over
+from evener.session.members.member import Generation, Member
+from evener.session.resume import take_up
+from evener.session.site import backend_of
+from evener.session.state import held_tensors, holders_of
+from evener.session.steps import Steps
+from evener.session.timetable import agreed_schedules, step_sizes
+
+
+class Wanted(Value, frozen=True, kw_only=True):
+    """Who is to hold each name under the new plan."""
+
+    holders: dict[str, tuple[str, ...]]
+
+
+def room_of(generation: int) -> str:
+    """The name of the part of the store that is a generation's own."""
+    return f"generation/{generation}"
+
+
+def form(member: Member, generation: Generation) -> None:
+    """Form `generation` as its turn says; called by all its members together.
+
+    Raises PeerLostError when one of them is lost meanwhile: what this device had is then as good as before.
+    """
+    request, site, here = member.request, member.site, member.here
+    turn, room, used, number = generation.turn, generation.room, generation.used, generation.number
+    if member.pulse:
+        member.pulse.watch(number, [d for d in turn.members if d != here], generation.wake)
+    if here in used:
+        ranks = Ranks(used, here)
+        room.rank, room.world_size = ranks.rank, ranks.world_size
+        if len(used) > 1:
+            room.join_group(ranks.rank, len(used), backend_of(turn.fleet, used))
+            if number == 1:
+                spread_state(member.recipe.model)
+        sizes = step_sizes(len(member.recipe.dataset), turn.plan.global_batch)
+        made = agreed_schedules(turn.plan, sizes, turn.fleet, member.profile, room)
+        layout = lay_out(member.recipe, turn.plan, ranks, site, turn.fleet, room, rehearse=request.rehearse)
+        steps = Steps(member.recipe, turn.plan, ranks, site, layout, request.seed, made)
+        steps.decisions = member.decisions
+        steps.number, steps.samples_seen = turn.step, turn.samples_seen
+        generation.steps, generation.held = steps, held_tensors(steps)
+        generation.open(layout.holding.channel)
+        if ranks.rank == 0:
+            room.put("wanted", Wanted(holders=holders_of(steps)))
+    if number > 1:
+        _settle_in(member, generation)
+    if generation.steps is not None:
+        if request.resume and number == 1:
+            stop = samples_to_train(request, len(member.recipe.dataset), member.recipe.global_batch)
+            take_up(request.resume, Path(request.run_dir), room, generation.steps, stop=stop)
+        _become_live(member, generation)
+        ready = torch.zeros(1)
+        generation.steps.layout.holding.wire.all_reduce(ready, f"generation {number}").wait()
+    member.has_begun = True
+
+
+def _settle_in(member: Member, generation: Generation) -> None:
+    """What this device is to hold comes from where it is: here, in copies, on another device."""
+    turn, own, here = generation.turn, member.belongings, member.here
+    steps, held = generation.steps, generation.held
+    wanted = generation.room.get("wanted", Wanted).holders
+    by_device = {d: [n for n, devices in wanted.items() if d in devices] for d in generation.used}
+    sizes = {name: t.nbytes for name, t in saved_tensors(member.recipe.model).items()}
+    route = moves(turn.holders, by_device, sizes)
+    if turn.rewind:
+        own.live = {}  # of a step that was given up
+        own.step, own.samples_seen = turn.step, turn.samples_seen
+    mine = turn.holders
+    states = {}
+    if turn.rewind and steps is not None:
+        states = {n: own.copies.state_of(turn.step, n) for n in held if here in mine.get(n, ())}
+    if route:
+        channel = member.site.channel(
+            turn.fleet,
+            Ranks(turn.members, here),
+            generation.room.within("handover").store,
+            rehearse=member.request.rehearse,
+        )
+        generation.open(channel)
+        state_of = (lambda name: own.copies.state_of(turn.step, name)) if turn.rewind else own.state_of
+        try:
+            states |= hand_over(route, here, state_of, channel, generation.room, "handover")
+        finally:
+            channel.close()
+    if steps is not None:
+        own.take_over(held, steps.optimizer)
+        own.fill(states, held, steps.optimizer)
+
+
+def _become_live(member: Member, generation: Generation) -> None:
+    own, steps = member.belongings, generation.steps
+    assert steps is not None
+    own.live |= {name: (tensor, steps.optimizer) for name, tensor in generation.held.items()}
+    own.step, own.samples_seen = steps.number, steps.samples_seen
+    own.copies.kept = {k: v for k, v in own.copies.kept.items() if k <= own.step}

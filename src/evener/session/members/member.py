@@ -1,0 +1,132 @@
+"""What a process keeps from one generation of devices to the next, and the state it hands over."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from evener.core.membership import Standing, Turn
+from evener.core.profile import Profile
+from evener.core.records import StepRecord
+from evener.core.seams import Channel
+from evener.runtime.state import export_state, import_state
+from evener.session.keep import saved_tensors
+from evener.session.meeting import Meeting
+from evener.session.members.copies import Copies
+from evener.session.members.handover import State
+from evener.session.members.pulse import Pulse
+from evener.session.recipe import Recipe
+from evener.session.request import Request
+from evener.session.site import Site
+from evener.session.steps import Steps
+
+
+@dataclass
+class Belongings:
+    """The state that this process has: `live` values as of before `step`, and copies of earlier ones.
+
+    `live` has, by name, the tensor and the optimiser that keeps more for it.
+    """
+
+    live: dict[str, tuple[Tensor, torch.optim.Optimizer]] = field(default_factory=dict)
+    step: int = 0
+    samples_seen: int = 0
+    copies: Copies = field(default_factory=Copies)
+
+    def state_of(self, name: str) -> State:
+        """What goes to another device that is to hold `name`."""
+        tensor, optimizer = self.live[name]
+        return export_state({name: tensor}, optimizer)
+
+    def take_over(self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+        """What is live here already moves to the `tensors` and the `optimizer` of the next generation."""
+        for name, tensor in tensors.items():
+            if name in self.live:
+                before, keeper = self.live[name]
+                if tensor is not before:
+                    tensor.detach().copy_(before.detach())
+                if keeper is not optimizer and before in keeper.state:
+                    optimizer.state[tensor] = keeper.state[before]
+
+    def fill(
+        self, states: Mapping[str, State], tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Make `tensors` what `states` say, each under its name."""
+        for name, state in states.items():
+            import_state(state, {name: tensors[name]}, optimizer)
+
+
+@dataclass
+class Member:
+    """This process in the job: what was asked, where it meets the others, and what it has."""
+
+    request: Request
+    meeting: Meeting
+    recipe: Recipe
+    site: Site
+    pulse: Pulse | None
+    profile: Profile | None = None
+    belongings: Belongings = field(default_factory=Belongings)
+    has_begun: bool = False  # once a generation was formed: state is defined from then on
+    decisions: list[str] = field(default_factory=list)
+    records: list[StepRecord] = field(default_factory=list)  # of steps with the seconds of this device alone
+
+    @property
+    def here(self) -> str:
+        """The name of this process's device."""
+        return self.site.device.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything of the model that has state."""
+        return tuple(saved_tensors(self.recipe.model))
+
+
+@dataclass
+class Generation:
+    """A set of devices and a plan, from its forming to the next change.
+
+    `steps` is None on a device without a part in the plan; `held` are the tensors that this one holds.
+    """
+
+    number: int
+    room: Meeting
+    turn: Turn
+    steps: Steps | None = None
+    held: dict[str, Tensor] = field(default_factory=dict)
+    channels: list[Channel] = field(default_factory=list)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The devices with a part in the plan, in the fleet's order: the first one leads the run."""
+        return tuple(d.name for d in self.turn.fleet.devices if d.name in self.turn.plan.devices)
+
+    def open(self, channel: Channel | None) -> None:
+        """A channel of this generation, to be ended with it."""
+        if channel is not None:
+            self.channels.append(channel)
+
+    def wake(self, reason: str) -> None:
+        """End every wait for another device; from any thread."""
+        self.room.sockets.shut()
+        for channel in self.channels:
+            channel.abort(reason)
+
+    def standing(self, member: Member) -> Standing:
+        """Where this device stands at the generation's end, as the others need to know it."""
+        own, steps = member.belongings, self.steps
+        if steps is not None and steps.number > self.turn.step:
+            # Until a step is taken, what a device held in the generation before is as good as ever.
+            own.step, own.samples_seen = steps.number, steps.samples_seen
+            own.live = {n: kept for n, kept in own.live.items() if n in self.held}
+        executor = steps.executor if steps else None
+        return Standing(
+            device=member.here,
+            step=own.step,
+            samples_seen=own.samples_seen,
+            holds=tuple(own.live),
+            ballot=executor.ballot if executor else None,
+            is_summed=executor is not None and executor.awaits_ballot == own.step,
+            snapshots=own.copies.snapshots,
+        )

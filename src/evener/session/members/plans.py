@@ -1,0 +1,49 @@
+"""The plan of the next generation: the planner's, where the job was planned; else the smallest change."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from evener.core.fleet import Fleet
+from evener.core.plan import Plan
+from evener.core.profile import Profile
+from evener.errors import EvenerError, NoPlanFitsError
+from evener.policy.without import without
+from evener.session.decide import choose_plan, with_inexact
+from evener.session.recipe import Recipe
+from evener.session.request import Request
+
+
+def next_plan(
+    request: Request,
+    recipe: Recipe,
+    profile: Profile | None,
+    fleet: Fleet,
+    before: Plan,
+    gone: Sequence[str],
+) -> tuple[Plan, str]:
+    """The plan for `fleet` after `before`, without the devices `gone`, and the sentence why it is this one.
+
+    A plan or a split that the user gave is changed as little as possible: others take over what the lost
+    devices did. Raises NoPlanFitsError when nothing works.
+    """
+    given = request.plan is not None or request.batch_per_device is not None
+    if profile is not None and not given:
+        try:
+            return choose_plan(request, fleet, recipe, profile), "planned anew"
+        except EvenerError as e:
+            why = f"the planner found nothing ({e.what})"
+    elif given:
+        why = "the split was given, so it changes as little as possible"
+    else:
+        why = "nothing was measured, so the plan changes as little as possible"
+    lost = [d for d in gone if d in before.devices]
+    if not lost:
+        return before, why
+    plan, sentence = without(before, lost)
+    missing = [d for d in plan.devices if d not in {x.name for x in fleet.devices}]
+    if missing:
+        raise NoPlanFitsError(
+            f"no plan without {', '.join(lost)}", numbers=f"{', '.join(missing)} are not here"
+        )
+    return with_inexact(msgspec.structs.replace(plan, prediction=None), recipe), f"{why}: {sentence}"

@@ -1,0 +1,127 @@
+"""Every device says that it lives; who falls silent, or is said to be gone, wakes those who wait for it.
+
+A process that is stopped or cut off closes no socket, so its peers would wait for it without end. Each
+process therefore counts upwards in the job's store; a count that stands still for `SILENT_S` is a lost
+device. The thread has a connection of its own: the main thread may hold the other one while it waits.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+
+EVERY_S = 0.1
+SILENT_S = 0.9  # a device that computes still counts: this is for one that is stopped, gone or cut off
+GONE = "gone"
+
+
+def pulse_key(device: str) -> str:
+    """Where `device` counts; whoever sees its process end writes GONE there."""
+    return f"pulse/{device}"
+
+
+def begun_key(generation: int) -> str:
+    """Set as soon as one device has left the generation before."""
+    return f"generation/{generation}/begun"
+
+
+class Pulse:
+    """Counts for the device `here`, and watches the others of a generation.
+
+    `look()` is one round, given the time; `start()` makes a thread do it ten times a second. `store` must be
+    a connection that nobody else uses.
+    """
+
+    def __init__(self, store: dist.Store, here: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self.here, self._clock = store, here, clock
+        self._count = 0
+        self._watched: tuple[str, ...] = ()
+        self._generation = 0
+        self._heard: dict[str, tuple[bytes, float]] = {}
+        self._lost: dict[str, str] = {}
+        self._wake: Callable[[str], None] | None = None
+        self._reached_s = clock()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self.alarm: str | None = None
+        self._store.set(pulse_key(here), "0")
+
+    def start(self) -> None:
+        """Look ten times a second from now on."""
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Count no more: the others will take this device for gone."""
+        self._over.set()
+        self._thread.join()
+
+    def watch(self, generation: int, others: Sequence[str], wake: Callable[[str], None]) -> None:
+        """From now on `wake(reason)` is called, once, when one of `others` is lost or leaves `generation`."""
+        with self._lock:
+            now = self._clock()
+            self._generation, self._watched, self._wake = generation, tuple(others), wake
+            self._heard = dict.fromkeys(others, (b"", now))
+            self._lost = {d: why for d, why in self._lost.items() if why == GONE}
+            self.alarm = None
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Devices that are gone or silent, and how that was noticed."""
+        return dict(self._lost)
+
+    def wait_for_alarm(self, seconds: float) -> bool:
+        """Whether there is an alarm, or comes one within `seconds`."""
+        end = self._clock() + seconds
+        while self.alarm is None and self._clock() < end:
+            time.sleep(EVERY_S / 4)
+        return self.alarm is not None
+
+    def look(self) -> None:
+        """Count, and see whether all others do; may be called from any thread."""
+        now = self._clock()
+        with self._lock:
+            try:
+                self._count += 1
+                self._store.set(pulse_key(self.here), str(self._count))
+                found = [self._listen(device, now) for device in self._watched]
+                if self._generation and self._store.check([begun_key(self._generation + 1)]):
+                    found.append("another device has noticed a change")
+                self._reached_s = now
+            except RuntimeError as e:
+                silent_s = self._clock() - self._reached_s
+                found = [f"the job's store was not reached for {silent_s:.1f} s: {_first_line(e)}"]
+                if silent_s < SILENT_S:
+                    return
+            reason = next((sentence for sentence in found if sentence), None)
+            if reason is None or self.alarm is not None:
+                return
+            self.alarm = reason
+            wake, self._wake = self._wake, None
+        if wake:
+            wake(reason)
+
+    def _listen(self, device: str, now: float) -> str | None:
+        key = pulse_key(device)
+        count = self._store.get(key) if self._store.check([key]) else b""
+        before, since = self._heard[device]
+        if count == GONE.encode():
+            self._lost[device] = GONE
+            return f"the process of {device} has ended"
+        if count != before:
+            self._heard[device] = (count, now)
+            self._lost.pop(device, None)
+            return None
+        if now - since < SILENT_S:
+            return None
+        self._lost[device] = f"silent for {now - since:.1f} s"
+        return f"{device} was {self._lost[device]}"
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY_S):
+            self.look()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,127 @@
+"""From one generation to the next: tear down, roll call, settle the step in flight, and a new plan."""
+
+import time
+from collections.abc import Sequence
+
+from evener.core.figures import Value
+from evener.core.fleet import Fleet
+from evener.core.membership import Standing, Turn
+from evener.core.plan import Plan
+from evener.core.profile import Profile
+from evener.errors import PeerLostError
+from evener.policy.settle import settle
+from evener.session.members.form import room_of
+from evener.session.members.member import Generation, Member
+from evener.session.members.plans import next_plan
+from evener.session.members.roll import begin, call_roll
+
+
+class Planned(Value, frozen=True, kw_only=True):
+    """A change that was prepared while the devices trained: who is there, and the plan for them."""
+
+    fleet: Fleet
+    plan: Plan
+    members: tuple[str, ...]
+    leaves: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def tear_down(generation: Generation) -> None:
+    """Let go of everything that others may still be waiting for; the step in flight stays."""
+    generation.wake("this generation of devices has ended")  # work kept alive would keep sockets open
+    if generation.steps is not None:
+        generation.steps.close()
+    generation.room.leave_group()
+
+
+def next_turn(member: Member, before: Generation, why: str) -> Turn:
+    """Agree with the others on how the job goes on after `before`, which ended because of `why`."""
+    assert member.pulse is not None
+    noticed_s = time.monotonic()
+    number = before.number + 1
+    standing = before.standing(member)
+    begin(member.meeting, number, member.here)
+    room = member.meeting.within(room_of(number))
+    planned = room.get("planned", Planned) if room.has("planned") else None
+    joiners = [m for m in planned.members if m not in before.turn.members] if planned else []
+    expected = (*before.turn.members, *joiners)
+    # Nobody needs waking: from here on this thread waits for keys of the store alone, and looks up.
+    member.pulse.watch(number, [d for d in expected if d != member.here], lambda reason: None)
+    standings = call_roll(room, member.pulse, expected, standing)
+    if standings is None:
+        raise PeerLostError(
+            f"{member.here} was taken for lost by the others, who go on without it",
+            numbers=why,
+            remedy="look at what kept its process from running; it may join again: evener train --join",
+        )
+    rolled_s = time.monotonic()
+    if standings[0].device == member.here:
+        room.put("turn", _turn(member, before, standings, planned, member.pulse.lost, why))
+    turn = room.get("turn", Turn)
+    _settle(member, before, standing, turn)
+    roll_s, plan_s = rolled_s - noticed_s, time.monotonic() - rolled_s
+    member.decisions.append(
+        f"generation {number}, before step {turn.step}: {'; '.join(turn.reasons)} "
+        f"(roll call {1000 * roll_s:.0f} ms, plan {1000 * plan_s:.0f} ms)"
+    )
+    return turn
+
+
+def _turn(
+    member: Member,
+    before: Generation,
+    standings: Sequence[Standing],
+    planned: Planned | None,
+    lost: dict[str, str],
+    why: str,
+) -> Turn:
+    """How the job goes on, decided by the first of the roll for all."""
+    settled = settle(standings, member.names)
+    members = tuple(s.device for s in standings)
+    old, plan = before.turn, before.steps.plan if before.steps else before.turn.plan
+    gone = [d for d in old.members if d not in members]
+    leaves: tuple[str, ...] = ()
+    reasons = [f"{d} is lost ({lost.get(d, 'ended')})" for d in gone]
+    if planned is not None and set(planned.members) == set(members):
+        fleet, plan, leaves = planned.fleet, planned.plan, planned.leaves
+        reasons += planned.reasons
+    else:
+        fleet = old.fleet.only(tuple(d.name for d in old.fleet.devices if d.name in members))
+        if gone:
+            plan, sentence = next_plan(member.request, member.recipe, _profile(member), fleet, plan, gone)
+            reasons.append(sentence)
+        else:
+            reasons.append(f"nobody is lost, the same devices meet again ({why})")
+    if gone or settled.rewind or settled.ballot:
+        reasons.append(settled.reason)
+    return Turn(
+        fleet=fleet,
+        plan=plan,
+        members=members,
+        step=settled.step,
+        samples_seen=settled.samples_seen,
+        holders=settled.holders,
+        leaves=leaves,
+        ballot=settled.ballot,
+        rewind=settled.rewind,
+        reasons=tuple(reasons),
+    )
+
+
+def _profile(member: Member) -> Profile | None:
+    """What was measured: kept in the store, so that any device can plan."""
+    if member.profile is None and member.meeting.has("profile"):
+        member.profile = member.meeting.get("profile", Profile)
+    return member.profile
+
+
+def _settle(member: Member, before: Generation, standing: Standing, turn: Turn) -> None:
+    """The step in flight counts for all or for none."""
+    own, steps = member.belongings, before.steps
+    if steps is not None:
+        if turn.ballot is not None and standing.is_summed and standing.step == turn.ballot.step:
+            steps.complete(turn.ballot)
+            own.step, own.samples_seen = steps.number, steps.samples_seen
+        record = steps.abandon()
+        if record is not None and not turn.rewind:
+            member.records.append(record)

@@ -1,0 +1,76 @@
+"""Before the first step: the recipe as this run wants it, and the plan that all devices agree on."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+
+from evener.core.files import write
+from evener.core.fleet import Fleet
+from evener.core.plan import Plan
+from evener.core.profile import Profile
+from evener.core.words import counted
+from evener.runtime.batchnorm import replace_batchnorm
+from evener.session.decide import check_plan, choose_plan, with_inexact
+from evener.session.keep import load_weights
+from evener.session.measure import measured_link, micro_batch_grid, profile_together
+from evener.session.meeting import Meeting
+from evener.session.recipe import Recipe, in_dtype, with_keys, without_dropout
+from evener.session.request import Request
+from evener.session.site import Site, backend_of
+from evener.session.tables import place_tables
+
+
+def prepared(recipe: Recipe, request: Request) -> Recipe:
+    """The recipe with what the request changes: batch, weights, dtype, dropout; tables where they belong."""
+    if request.global_batch:
+        recipe = dataclasses.replace(recipe, global_batch=request.global_batch)
+    if request.weights:
+        load_weights(recipe.model, request.weights)
+    if request.dtype:
+        recipe = in_dtype(recipe, getattr(torch, request.dtype))
+    recipe = with_keys(recipe, request.seed)
+    if recipe.batch_norm == "wave":
+        replace_batchnorm(recipe.model)
+    if not request.dropout:
+        recipe = without_dropout(recipe)
+    recipe.model.train()
+    place_tables(recipe)
+    return recipe
+
+
+def agreed_plan(
+    request: Request, meeting: Meeting, recipe: Recipe, site: Site
+) -> tuple[Fleet, Plan, Profile | None]:
+    """Fleet and plan of the job: given, or made by the first process from what all have measured.
+
+    The profile is known to the first process, and in the store for whoever plans after it.
+    """
+    fleet = request.fleet
+    if request.plan is not None:
+        check_plan(request.plan, fleet, recipe)
+        return fleet, with_inexact(request.plan, recipe), request.profile
+    profile = request.profile
+    if profile is None:
+        if meeting.rank == 0 and not request.quiet:
+            kinds = len({d.kind for d in fleet.devices})
+            told = f"measuring the model on {counted(kinds, 'kind')}, at most about {request.profile_s:.0f} s"
+            print(told, file=sys.stderr)
+        sizes = (request.micro_batch,) if request.micro_batch else micro_batch_grid(recipe.global_batch)
+        profile = profile_together(recipe, site, meeting, request, sizes)
+    if len(fleet.devices) > 1 and not fleet.links:
+        everyone = tuple(d.name for d in fleet.devices)
+        room = meeting.within("measuring links")
+        room.join_group(meeting.rank, meeting.world_size, backend_of(fleet, everyone))
+        fleet = measured_link(fleet, site.wire(fleet, everyone, rehearse=False), site.torch_device)
+        room.leave_group()
+    if meeting.rank:
+        return fleet, meeting.get("plan", Plan), None
+    assert profile is not None
+    plan = choose_plan(request, fleet, recipe, profile)
+    write(Path(request.run_dir) / "profile.json", profile)
+    write(Path(request.run_dir) / "fleet.json", fleet)
+    meeting.put("profile", profile)
+    meeting.put("plan", plan)
+    return fleet, plan, profile

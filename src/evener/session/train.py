@@ -1,0 +1,117 @@
+"""One generation at work: steps, held-out loss, and at the end everything to the leading device."""
+
+from pathlib import Path
+
+from evener.core.figures import Value
+from evener.core.trace import Trace
+from evener.rehearsal.verdict import Lateness
+from evener.runtime.replicas import checksums, collect
+from evener.session.adapting import adapter_of
+from evener.session.checkpointing import Checkpointing
+from evener.session.conclude import Journal, Outcome
+from evener.session.decide import samples_to_train
+from evener.session.heldout import evaluate_heldout
+from evener.session.keep import keep_first_gradient, save_parameters
+from evener.session.meeting import Meeting
+from evener.session.members.copying import Copying
+from evener.session.members.member import Generation, Member
+from evener.session.scripted import scripted
+from evener.session.steps import Steps
+
+
+class Checksums(Value, frozen=True, kw_only=True):
+    """A hash of each parameter that a device holds."""
+
+    by_name: dict[str, str]
+
+
+def train(member: Member, generation: Generation, journal: Journal) -> bool:
+    """Take the steps of this generation; False when a change is ahead, True when the run is at its end."""
+    request, recipe, steps = member.request, member.recipe, generation.steps
+    assert steps is not None
+    _prepare_for_change(member, generation)
+    saving = _saving(member, generation)
+    wire, layout = steps.layout.holding.wire, steps.layout
+    evaluate = request.evaluate and recipe.heldout is not None
+    if request.keep_gradient and steps.number == 0:
+        folder, extra = Path(request.run_dir), layout.tables.dense_gradients
+        keep_first_gradient(layout.parameters, steps.optimizer, folder, steps.ranks.rank, extra)
+    journal.open(steps.plan, leads=steps.ranks.rank == 0)
+    if evaluate and steps.number == 0:
+        journal.heldout_first = evaluate_heldout(steps, wire)
+    try:
+        for record in steps.run(samples_to_train(request, len(recipe.dataset), recipe.global_batch)):
+            journal.add(record)
+            journal.tell(steps.decisions)
+        if steps.called:
+            return False
+        if saving:
+            saving.finish()
+    finally:
+        if saving:
+            saving.close()
+    if evaluate:
+        journal.heldout_last = evaluate_heldout(steps, wire)
+    return True
+
+
+def conclude(member: Member, generation: Generation, journal: Journal) -> Outcome | None:
+    """Bring the trained model to the leading device, which writes it and reports; None on the others.
+
+    Hooks of ours leave the model: it may be trained again.
+    """
+    steps, room, recipe = generation.steps, generation.room, member.recipe
+    assert steps is not None
+    layout, ranks = steps.layout, steps.ranks
+    _hand_in(room, steps)
+    steps.average_buffers(layout.holding.wire)
+    collect(recipe.model, layout.holders, ranks)
+    layout.tables.put_back(recipe.model, Path(member.request.run_dir))
+    if ranks.rank:
+        return None
+    save_parameters(recipe.model, Path(member.request.run_dir))
+    spans = [s for d in ranks.devices for s in room.get(f"trace/{d}", Trace).spans]
+    rehearsed = member.request.rehearse
+    lateness = [room.get(f"lateness/{d}", Lateness) for d in ranks.devices] if rehearsed else []
+    sums = [room.get(f"checksums/{d}", Checksums).by_name for d in ranks.devices]
+    return journal.conclude(steps.plan, spans, steps.decisions, lateness, sums)
+
+
+def _prepare_for_change(member: Member, generation: Generation) -> None:
+    """What may change in mid-run, by measured speeds or by script; and copies against losses."""
+    request, steps, fleet = member.request, generation.steps, generation.turn.fleet
+    assert steps is not None
+    holding, leads = steps.layout.holding, steps.ranks.rank == 0
+    steps.adapter, why_not = adapter_of(request, fleet, steps.plan, holding.wire, leads=leads)
+    steps.decisions += [why_not] if why_not else []
+    steps.scripted = scripted(request, steps.site, [part.module for part in holding.parts.values()])
+    copying = Copying(member, generation)
+    steps.at_boundary = copying.at_boundary
+
+
+def _saving(member: Member, generation: Generation) -> Checkpointing | None:
+    """The checkpoints that were asked for, beside whatever else is done between two steps."""
+    request, steps = member.request, generation.steps
+    assert steps is not None
+    if request.checkpoint is None:
+        return None
+    saving, others = (
+        Checkpointing(request.checkpoint, request.run_dir, generation.room, steps),
+        steps.at_boundary,
+    )
+
+    def at_boundary(number: int) -> None:
+        others(number)
+        saving.at_boundary(number)
+
+    steps.at_boundary = at_boundary
+    return saving
+
+
+def _hand_in(room: Meeting, steps: Steps) -> None:
+    """Give the leading process what only this one knows: spans, lateness, the parameters' checksum."""
+    here, site = steps.ranks.here, steps.site
+    room.put(f"trace/{here}", Trace(source="measured", spans=steps.executor.spans))
+    room.put(f"checksums/{here}", Checksums(by_name=checksums(steps.layout.parameters)))
+    if site.lateness is not None:
+        room.put(f"lateness/{here}", site.lateness)

@@ -1,0 +1,84 @@
+import torch.distributed as dist
+
+from evener.session.members.pulse import GONE, Pulse, begun_key, pulse_key
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Lost:
+    """A store that cannot be reached."""
+
+    def __init__(self) -> None:
+        self.is_up = True
+
+    def set(self, *_) -> None:
+        if not self.is_up:
+            raise RuntimeError("Connection reset by peer\nmore lines")
+
+    def check(self, _) -> bool:
+        return False
+
+
+def pair() -> tuple[Pulse, Pulse, Clock, list[str]]:
+    store, clock, woken = dist.HashStore(), Clock(), []
+    a, b = Pulse(store, "a", clock), Pulse(store, "b", clock)
+    a.watch(1, ["b"], woken.append)
+    b.watch(1, ["a"], lambda reason: None)
+    return a, b, clock, woken
+
+
+def test_a_device_that_counts_is_alive_however_long_it_computes():
+    a, b, clock, woken = pair()
+    for _ in range(50):
+        clock.now += 0.1
+        b.look()
+        a.look()
+    assert not woken and not a.lost
+
+
+def test_a_silent_device_wakes_who_waits_once_and_within_a_second():
+    a, b, clock, woken = pair()
+    b.look()
+    a.look()
+    for _ in range(20):
+        clock.now += 0.1
+        a.look()
+    assert len(woken) == 1 and woken[0].startswith("b was silent for ")
+    assert a.alarm and list(a.lost) == ["b"]
+    b.look()  # it was only slow to be scheduled
+    a.look()
+    assert not a.lost
+
+
+def test_a_process_that_was_seen_to_end_is_lost_at_once():
+    a, _, clock, woken = pair()
+    a._store.set(pulse_key("b"), GONE)
+    clock.now += 0.01
+    a.look()
+    assert woken == ["the process of b has ended"] and a.lost == {"b": GONE}
+
+
+def test_the_next_generation_of_another_device_is_noticed():
+    a, _, _, woken = pair()
+    a._store.set(begun_key(2), "b")
+    a.look()
+    assert woken == ["another device has noticed a change"]
+
+
+def test_who_cannot_reach_the_store_for_long_is_cut_off():
+    clock, woken, store = Clock(), [], Lost()
+    a = Pulse(store, "a", clock)
+    a.watch(1, [], woken.append)
+    store.is_up = False
+    clock.now += 0.5
+    a.look()
+    assert not woken
+    clock.now += 0.5
+    a.look()
+    assert woken == ["the job's store was not reached for 1.0 s: Connection reset by peer"]
