@@ -18,6 +18,8 @@ from evener.errors import EvenerError, UsageError
 
 # One line each, so that `evener --help` imports no verb. evener/cli/<verb>.py has a function <verb>.
 VERBS = {
+    "doctor": "What this host or a job's hosts can do, what will fail, and the line that mends it.",
+    "env": "Write Dockerfile, conda and pip files for the devices that share a build of torch.",
     "probe": "Measure this host's devices and links: writes a fleet file.",
     "profile": "Measure a model's layers on each kind of device: writes a profile file.",
     "plan": "Find the best plan for a fleet and a profile, and say why.",

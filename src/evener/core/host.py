@@ -183,5 +183,5 @@ class HostFacts(Value, frozen=True, kw_only=True):
     version: int = 1
 
     def setting(self, name: str) -> str | None:
-        """The value of the setting called `name`; None where it is not set."""
-        return next((s.value for s in self.settings if s.name == name), None)
+        """The value of the setting called `name`; None where nobody has set it."""
+        return next((s.value for s in self.settings if s.name == name and s.origin != "default"), None)

@@ -115,7 +115,7 @@ def _vendors(hosts: Sequence[HostFacts]) -> Iterator[Finding]:
             where=", ".join(h.host for h in hosts if h.cards),
             what="the job has cards of NVIDIA and AMD: two builds of torch, Gloo between them",
             evidence=", ".join(f"{h.host}: {', '.join(sorted({c.vendor for c in h.cards}))}" for h in hosts),
-            mend="evener env --facts HOST.json ... -o environments",
+            mend="evener env HOST.json ... -o environments",
             rule=next(f"{m.source} ({m.date})" for m in rules().mixing if m.what == "rccl"),
         )
 
@@ -130,7 +130,7 @@ def _architectures(hosts: Sequence[HostFacts]) -> Iterator[Finding]:
             where=", ".join(h.host for h in hosts if any(c.vendor == "nvidia" for c in h.cards)),
             what=f"no official build carries all cards: {len(groups)} builds of torch, Gloo between them",
             evidence="; ".join(" ".join(builds.named(c) for c in group) for group in groups),
-            mend="evener env --facts HOST.json ... -o environments",
+            mend="evener env HOST.json ... -o environments",
         )
 
 

@@ -6,14 +6,12 @@ from evener.core.host import HostFacts, Interface
 from evener.diagnosis.finding import Finding
 
 CHOICES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-PASSED_OVER_BY_NCCL = ("lo", "docker")
-"""NCCL takes the first interface that does not begin like these: https://github.com/NVIDIA/nccl/issues/286"""
 FASTER = 2.0
 
 
 def network(facts: HostFacts, *, peers: bool) -> Iterator[Finding]:
     """Findings on the network; without `peers` what only several hosts suffer from is graded "works"."""
-    peers = peers or bool(facts.routes)
+    peers = peers or any(r.interface != "lo" for r in facts.routes)
     yield from _named(facts)
     for route in facts.routes:
         if not route.interface:
@@ -114,7 +112,7 @@ def _slower(facts: HostFacts) -> Iterator[Finding]:
 
 def _towards_peers(facts: HostFacts) -> str:
     """The interface of the first route, else the only real one; "" where neither tells."""
-    routed = next((r.interface for r in facts.routes if r.interface), "")
+    routed = next((r.interface for r in facts.routes if r.interface not in ("", "lo")), "")
     real = _real(facts)
     return routed or (real[0].name if len(real) == 1 else "")
 

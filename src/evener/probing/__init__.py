@@ -1,6 +1,20 @@
-"""Hardware → Fleet: every number measured on this host, with its spread."""
+"""Hardware → Fleet: every number measured on this host, with its spread.
 
-from evener.probing.identity import devices_here, host_name
-from evener.probing.survey import probe
+Names are loaded when first used: `evener.probing.host` looks at hosts whose torch cannot be imported.
+"""
 
-__all__ = ["devices_here", "host_name", "probe"]
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "devices_here": "evener.probing.identity",
+    "host_name": "evener.probing.identity",
+    "probe": "evener.probing.survey",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'evener.probing' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -83,6 +83,19 @@ def _screen(
     return rates, notes
 
 
+def product_rate(device: torch.device, dtype: torch.dtype, *, clock: Clock, slot_s: float) -> float:
+    """FLOP/s of a matrix product in `dtype`, from few calls: whether a type is fast, not how fast exactly.
+
+    As for `matrix_measurements`, 2 n^3 FLOP with n halved until a call stays below 50 ms. Raises what torch
+    raises where the device or the build lacks the type.
+    """
+    rate = 2 * SCREEN_SIZE**3 / fastest(_product(device, dtype, SCREEN_SIZE), clock=clock, slot_s=slot_s)
+    n = MATRIX_SIZE["cpu" if device.type == "cpu" else "accelerator"]
+    while n > SCREEN_SIZE and 2 * n**3 / rate > LONGEST_CALL_S:
+        n //= 2
+    return 2 * n**3 / fastest(_product(device, dtype, n), clock=clock, slot_s=slot_s)
+
+
 def bandwidth_measurement(device: torch.device, name: str, *, clock: Clock, slot_s: float) -> Measurement:
     """Memory bandwidth: a copy of B bytes moves 2 B (read, write). Example: 64 MiB in 10 ms is 13.4 GB/s."""
     num_bytes = COPIED_BYTES["cpu" if device.type == "cpu" else "accelerator"]
