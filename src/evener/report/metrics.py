@@ -7,6 +7,7 @@ from types import TracebackType
 import msgspec
 
 from evener.core.figures import Value
+from evener.core.files import write_bytes
 from evener.core.records import StepRecord
 from evener.errors import FileError
 
@@ -80,6 +81,20 @@ def read_metrics(path: str | Path) -> Metrics:
     if whole is not None:
         return Metrics(records=(*records, whole))
     return Metrics(records=tuple(records), torn=_torn(path, len(lines) + 1, len(tail)))
+
+
+def drop_from(path: str | Path, step: int) -> int:
+    """Take the records of `step` and later ones out of the file at `path`, as they will come again; how many.
+
+    A file that is not there has none. Raises FileError as `read_metrics` does.
+    """
+    path = Path(path)
+    if not path.exists():
+        return 0
+    records = read_metrics(path).records
+    kept = [r for r in records if r.step < step]
+    write_bytes(path, b"".join(msgspec.json.encode(r) + b"\n" for r in kept))
+    return len(records) - len(kept)
 
 
 def _mend(path: Path) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from evener.core.records import StepRecord
 from evener.errors import FileError
-from evener.report.metrics import MetricsWriter, read_metrics
+from evener.report.metrics import MetricsWriter, drop_from, read_metrics
 
 RECORDS = tuple(
     StepRecord(step=i, samples=16, step_s=1.0 + i, loss=3.0 - i, lr=1e-3, seconds={"lab/a": {"compute": 0.5}})
@@ -94,3 +94,10 @@ def test_a_record_refuses_unknown_causes_and_no_time():
         StepRecord(step=0, samples=1, step_s=1.0, seconds={"lab/a": {"coffee": 1.0}})
     with pytest.raises(ValueError, match="positive"):
         StepRecord(step=0, samples=1, step_s=0.0)
+
+
+def test_records_that_will_come_again_are_dropped(tmp_path):
+    path = written(tmp_path / "metrics.jsonl")
+    assert drop_from(path, 1) == 2
+    assert read_metrics(path).records == RECORDS[:1]
+    assert drop_from(path, 5) == 0 and drop_from(tmp_path / "nothing", 0) == 0

@@ -24,7 +24,10 @@ class Written(Value, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one device writes: number `place` of `places`, into the folder `partial`."""
+    """What one device writes: number `place` of `places`, into the folder `partial`.
+
+    `copy()` gives the tensors; `pause()` is called between pieces of the file and may raise to give up.
+    """
 
     partial: Path
     device: str
@@ -32,6 +35,7 @@ class Part:
     places: int
     copy: Callable[[], Mapping[str, Tensor]]
     statistics: Mapping[str, float]
+    pause: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,8 @@ def write_part(files: Files, part: Part) -> Written:
     try:
         tensors = part.copy()
         files.make_folder(part.partial)
-        return Written(shard=write_shard(files, path, tensors, part.device, part.statistics))
+        shard = write_shard(files, path, tensors, part.device, part.statistics, part.pause)
+        return Written(shard=shard)
     except Exception as e:  # it must reach the others, who would wait; and no checkpoint ends a run
         try:
             files.remove(path)

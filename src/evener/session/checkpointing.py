@@ -1,0 +1,108 @@
+"""When a running job saves: by a rule, at boundaries on which all devices agree without waiting.
+
+    leader      boundary 19: "save at 20"   boundary 20: copy, write │ all shards there: manifest, rename
+    followers                               boundary 20: copy, write │ tell the leader: file, size, checksum
+
+The leader announces a checkpoint one boundary ahead, before it takes part in the step between: so every
+device finds the word when it gets there. While one is being written, none is announced.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from evener.core.words import counted
+from evener.runtime.checkpoints.files import Files
+from evener.session.meeting import Meeting
+from evener.session.save_rule import Rule
+from evener.session.saver import Saver
+from evener.session.state import JobState
+from evener.session.steps import Steps
+
+
+class Checkpointing:
+    """Saves `steps` by `rule`; made by all devices of the plan together, again after each change of devices.
+
+    `name` tells those apart. `at_boundary` is for `Steps`.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        run_dir: str | Path,
+        meeting: Meeting,
+        steps: Steps,
+        *,
+        name: str = "0",
+        files: Files | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rule, self._meeting, self._steps, self._clock = rule, meeting, steps, clock
+        self._news: deque[str] = deque()  # filled by the writing thread
+        self.saver = Saver(
+            JobState(steps), Path(run_dir), meeting, rule.keep, self._news.append, name=name, files=files
+        )
+        self._announced = -1
+        self._boundary, self._saved = -1, steps.number
+        self._due_s = clock()
+
+    def at_boundary(self, number: int) -> None:
+        """All devices are between two steps, about to take step `number`."""
+        if number == self._boundary:
+            return  # a step that is redone
+        self._boundary = number
+        self._pass_on_news()
+        if self._is_agreed(number):
+            self._save()
+        if self.saver.leads:
+            self._announce(number + 1)
+
+    def finish(self) -> None:
+        """Save where the run has ended, unless that was done, and wait until it is on disk."""
+        self.saver.join()
+        if self._saved != self._steps.number:
+            self._save()
+            self.saver.join()
+        saver = self.saver
+        if saver.leads and saver.seconds:
+            average = sum(saver.seconds) / len(saver.seconds)
+            self._news.append(
+                f"{counted(len(saver.seconds), 'checkpoint')} in {saver.folder}: {average:.2f} s each beside "
+                f"the training, which waited {saver.waited_s:.2f} s in all"
+            )
+        self._pass_on_news()
+
+    def settle(self) -> None:
+        """Return when nothing reads parameters or optimiser state any more: before others change them."""
+        self.saver.settle()
+
+    def close(self) -> None:
+        """Let go; a checkpoint that is not complete by now is given up."""
+        self.saver.close()
+        self._pass_on_news()
+
+    def _pass_on_news(self) -> None:
+        while self._news:
+            self._steps.decisions.append(self._news.popleft())
+
+    def _save(self) -> None:
+        self._saved = self._steps.number
+        self.saver.begin(self._steps.samples_seen)
+
+    def _is_agreed(self, number: int) -> bool:
+        if self.saver.leads:
+            return number == self._announced
+        if self._rule.steps is not None and not self._rule.is_due(number, 0.0):
+            return False
+        return self._meeting.store.check([self.saver.key(f"save/{number}")])
+
+    def _announce(self, number: int) -> None:
+        if not self._rule.is_due(number, self._clock() - self._due_s):
+            return
+        self._due_s = self._clock()
+        if self.saver.is_busy:
+            self._news.append(f"step {number}: no checkpoint, the one before is still being written")
+            return
+        self._announced = number
+        self._meeting.put(self.saver.key(f"save/{number}"), True)

@@ -1,0 +1,85 @@
+"""Taking a run up again: which checkpoint, agreed on by all devices, and what could not be the same."""
+
+from pathlib import Path
+
+from evener.core.figures import Value
+from evener.errors import StateError, UsageError
+from evener.report.metrics import drop_from
+from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in, newest_good, open_checkpoint
+from evener.runtime.checkpoints.manifest import MANIFEST
+from evener.session.meeting import Meeting
+from evener.session.state import restore
+from evener.session.steps import Steps
+
+LATEST = "latest"
+
+
+class Chosen(Value, frozen=True, kw_only=True):
+    """The checkpoint that the leader chose, every byte of it checked; empty for none."""
+
+    path: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def choose(resume: str, run_dir: Path) -> Chosen:
+    """The checkpoint that `resume` means.
+
+    A checkpoint's own folder: that one or StateError. A run's folder: its newest good one, or StateError.
+    "latest": the newest good one of `run_dir`; none at all where there is none yet, so that one command both
+    begins a run and takes it up again.
+    """
+    if resume != LATEST and (Path(resume) / MANIFEST).exists():
+        return Chosen(path=str(open_checkpoint(Path(resume)).path.resolve()))
+    run = run_dir if resume == LATEST else Path(resume)
+    found, passed = newest_good(run)
+    if found:
+        return Chosen(path=str(found.path.resolve()), notes=passed)
+    if passed:
+        raise StateError(f"no checkpoint of {run} is good", numbers="; ".join(passed))
+    if resume == LATEST:
+        return Chosen(notes=(f"no checkpoint in {run} yet: the run starts from the beginning",))
+    raise UsageError(
+        f"{run} has no checkpoint",
+        remedy="the folder of a run that was started with --checkpoint-every, or of one of its checkpoints",
+    )
+
+
+def take_up(resume: str, run_dir: Path, meeting: Meeting, steps: Steps, *, stop: int) -> None:
+    """Put all devices where the checkpoint was; called by all together. `stop` is where the run is to end.
+
+    Records of steps that will be taken again are dropped from the run's metrics.
+    """
+    if steps.ranks.rank == 0:
+        meeting.put("resume", choose(resume, run_dir))
+    chosen = meeting.get("resume", Chosen)
+    steps.decisions += chosen.notes
+    if not chosen.path:
+        return
+    checkpoint = Checkpoint(Path(chosen.path))
+    position = checkpoint.manifest.position
+    if position.samples_seen >= stop:
+        raise UsageError(
+            f"the checkpoint {checkpoint.path} is where this run is to end, or beyond",
+            numbers=f"{position.samples_seen} samples seen, end at {stop}",
+            remedy="more --steps or --epochs: they count from the beginning of the run",
+        )
+    steps.decisions += restore(steps, checkpoint)
+    steps.decisions.append(
+        f"taken up at step {position.step}, {position.samples_seen} samples, from {checkpoint.path}"
+    )
+    if steps.ranks.rank == 0:
+        drop_from(run_dir / "metrics.jsonl", position.step)
+
+
+def seed_of(resume: str, run_dir: Path | None) -> int | None:
+    """The seed of the run that `resume` means, None where nothing can be read yet."""
+    place = run_dir if resume == LATEST else Path(resume)
+    if place is None:
+        return None
+    found = [Checkpoint(place)] if (place / MANIFEST).exists() else checkpoints_in(place)
+    for checkpoint in found:
+        try:
+            return checkpoint.manifest.position.seed
+        except StateError:
+            continue
+    return None

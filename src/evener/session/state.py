@@ -1,0 +1,259 @@
+"""The state of a job between two steps, device by device: for checkpoints, and for those who take over.
+
+Every tensor of the user's model has holders (the devices whose stages have it) and one of them gives it away.
+BatchNorm's statistics, where each device normalises by itself, differ between holders: each gives its own.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from evener import __version__
+from evener.errors import StateError
+from evener.runtime.checkpoints.folder import Checkpoint
+from evener.runtime.checkpoints.manifest import FORMAT, Manifest, Position, Scale, TensorInfo, model_id
+from evener.runtime.checkpoints.randomness import rng_state, set_rng_state
+from evener.runtime.checkpoints.shards import info_of
+from evener.runtime.ranks import Ranks
+from evener.runtime.scaling import LossScale
+from evener.runtime.state import export_state, import_state, owners
+from evener.session.keep import saved_tensors
+from evener.session.saver import Own
+from evener.session.steps import Steps
+
+
+class JobState:
+    """The state of `steps` as a `Saver` takes it."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    @property
+    def ranks(self) -> Ranks:
+        return self._steps.ranks
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._steps.optimizer
+
+    def own(self) -> Own:
+        return own_state(self._steps)
+
+    def manifest(self) -> Manifest:
+        steps = self._steps
+        return Manifest(
+            format=FORMAT,
+            number=0,
+            position=position_of(steps),
+            optimizer=type(steps.optimizer).__name__,
+            model_id=model_id(infos_of(steps.recipe.model)),
+            shards=(),
+            loss_scale=scale_of(steps.executor.bench.loss_scale),
+            written_by=f"evener {__version__}",
+        )
+
+
+def own_state(steps: Steps) -> Own:
+    """The tensors that this device is to write: references, except generators' states."""
+    here = steps.ranks.here
+    held, givers = held_tensors(steps), _givers(steps)
+    mine = [name for name in held if givers[name] == here]
+    tensors = export_state(held, steps.optimizer, mine)
+    apart = [name for name in _apart(steps) if name in held]
+    tensors |= {f"statistics/{here}/{name}": held[name].detach() for name in apart}
+    random = rng_state(steps.site.torch_device)
+    tensors |= {f"rng/{here}/{name}": state for name, state in random.items()}
+    parameters = {f"model/{name}" for name, t in held.items() if isinstance(t, nn.Parameter)}
+    moved = {n for n in tensors if not n.startswith("optimizer/") and n not in parameters}
+    parts = steps.parts()
+    return Own(
+        tensors=tensors,
+        moved_by_forwards=frozenset(moved),
+        statistics={name: parts.get(name, 0.0) for name in apart},
+    )
+
+
+def held_tensors(steps: Steps) -> dict[str, Tensor]:
+    """Parameters and persistent buffers that this device holds, each under the first of the user's names.
+
+    The leading device also has what no stage holds: parameters that the model never uses.
+    """
+    every, first = saved_tensors(steps.recipe.model), _first_names(steps.recipe.model)
+    live = {first.get(n, n): t for part in steps.layout.holding.parts.values() for n, t in part.names.items()}
+    holders = holders_of(steps)
+    return {n: live.get(n, t) for n, t in every.items() if steps.ranks.here in holders[n]}
+
+
+def holders_of(steps: Steps) -> dict[str, tuple[str, ...]]:
+    """Who holds each parameter and persistent buffer of the user's model; the same on every device."""
+    first = _first_names(steps.recipe.model)
+    held: dict[str, dict[str, None]] = {}
+    for name, devices in steps.layout.holders.items():
+        held.setdefault(first.get(name, name), {}).update(dict.fromkeys(devices))
+    leader = steps.ranks.devices[:1]
+    return {n: tuple(held.get(n, {})) or leader for n in saved_tensors(steps.recipe.model)}
+
+
+def position_of(steps: Steps) -> Position:
+    """Where in its data the job is."""
+    return Position(
+        step=steps.number,
+        samples_seen=steps.samples_seen,
+        seed=steps.samples.seed,
+        global_batch=steps.plan.global_batch,
+        dataset_size=len(steps.recipe.dataset),
+        shuffle=steps.samples.shuffle,
+    )
+
+
+def scale_of(scale: LossScale | None) -> Scale | None:
+    """The job's loss scale as a checkpoint has it."""
+    return Scale(value=scale.value, good_steps=scale.good_steps) if scale else None
+
+
+def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
+    """Put this device where `checkpoint` was, whatever plan and devices wrote it; what is not the same.
+
+    Raises StateError where the checkpoint is of another model, optimiser or data order; nothing has changed
+    then.
+    """
+    manifest, here = checkpoint.manifest, steps.ranks.here
+    check_model(manifest, saved_tensors(steps.recipe.model), type(steps.optimizer).__name__, checkpoint.path)
+    _check_position(manifest.position, position_of(steps), checkpoint)
+    held = held_tensors(steps)
+    state = read_state(checkpoint, list(held), here)
+    import_state(state, held, steps.optimizer)
+    steps.samples_seen, steps.number = manifest.position.samples_seen, manifest.position.step
+    scale = steps.executor.bench.loss_scale
+    if scale and manifest.loss_scale:
+        scale.value, scale.good_steps = manifest.loss_scale.value, manifest.loss_scale.good_steps
+    prefix = f"rng/{here}/"
+    random = checkpoint.read([n for n in manifest.tensors if n.startswith(prefix)])
+    if not random:
+        return [f"{here} was not there when {checkpoint.path.name} was written: its generators begin anew"]
+    set_rng_state({n.removeprefix(prefix): t for n, t in random.items()}, steps.site.torch_device)
+    return []
+
+
+def read_state(checkpoint: Checkpoint, names: list[str], here: str | None = None) -> dict[str, Tensor]:
+    """The state of the tensors `names` for `import_state`.
+
+    BatchNorm's statistics that each device had of its own are those of the device `here`, or, where it had
+    none, their mean by samples (whole numbers: the largest).
+    """
+    wanted = set(names)
+    keys = []
+    for key in checkpoint.manifest.tensors:
+        kind, _, rest = key.partition("/")
+        name = rest.rpartition("/")[0] if kind == "optimizer" else rest
+        if kind in ("model", "optimizer") and name in wanted:
+            keys.append(key)
+    state = checkpoint.read(keys)
+    shards = [s for s in checkpoint.manifest.shards if s.statistics]
+    for name in {n for s in shards for n in s.statistics if n in wanted}:
+        parts = {s.device: s.statistics[name] for s in shards if name in s.statistics}
+        if here in parts:
+            key = f"statistics/{here}/{name}"
+            state[f"model/{name}"] = checkpoint.read([key])[key]
+        else:
+            values = checkpoint.read([f"statistics/{device}/{name}" for device in parts])
+            state[f"model/{name}"] = _mean({d: values[f"statistics/{d}/{name}"] for d in parts}, parts)
+    return state
+
+
+def check_model(
+    manifest: Manifest, tensors: Mapping[str, Tensor], optimizer: str | None, where: object
+) -> None:
+    """StateError that lists how the model and optimiser of `manifest` differ from those at hand."""
+    here = {f"model/{name}": info_of(name, tensor) for name, tensor in tensors.items()}
+    there = {n: i for n, i in manifest.tensors.items() if n.startswith("model/")}
+    differences = [
+        *(f"{n[6:]} is only in the checkpoint" for n in there if n not in here),
+        *(f"{n[6:]} is only in the model" for n in here if n not in there),
+        *(f"{n[6:]} is {there[n]} there, {here[n]} here" for n in here if n in there and here[n] != there[n]),
+    ]
+    if differences:
+        raise StateError(
+            f"the checkpoint {where} is of another model",
+            numbers="; ".join(differences[:8])
+            + (f"; {len(differences) - 8} more" if differences[8:] else ""),
+            remedy="the script that it was made with; --weights takes parts of a model's weights",
+        )
+    if optimizer is not None and manifest.optimizer != optimizer:
+        raise StateError(
+            f"the checkpoint {where} was made with another optimiser",
+            numbers=f"{manifest.optimizer} there, {optimizer} here",
+            remedy="the same optimiser, or --weights, which takes no optimiser state",
+        )
+
+
+def infos_of(model: nn.Module) -> dict[str, TensorInfo]:
+    """Names, shapes and dtypes of what a checkpoint has of `model`."""
+    return {f"model/{name}": info_of(name, tensor) for name, tensor in saved_tensors(model).items()}
+
+
+def _givers(steps: Steps) -> dict[str, str]:
+    """Which device gives each tensor away: the leader of a wave its statistics, else by bytes."""
+    every = saved_tensors(steps.recipe.model)
+    sizes = {name: t.numel() * t.element_size() for name, t in every.items()}
+    givers = owners(holders_of(steps), steps.ranks.devices, sizes)
+    leaders = steps.scopes.leaders
+    for name in every:
+        layer = name.rpartition(".")[0]
+        if layer in leaders and name in _statistic_names(steps.recipe.model):
+            givers[name] = leaders[layer]
+    return givers
+
+
+def _apart(steps: Steps) -> list[str]:
+    """Statistics that several devices hold and that nothing makes the same."""
+    holders = holders_of(steps)
+    return [
+        name
+        for name in _statistic_names(steps.recipe.model)
+        if len(holders.get(name, ())) > 1 and name.rpartition(".")[0] not in steps.scopes.pooled
+    ]
+
+
+def _statistic_names(model: nn.Module) -> list[str]:
+    names = [
+        f"{path}.{key}" if path else key
+        for path, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        for key, _ in module.named_buffers(recurse=False)
+    ]
+    return [name for name in names if name in saved_tensors(model)]
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first = {id(t): name for name, t in reversed(named)}
+    return {name: first[id(t)] for name, t in named}
+
+
+def _mean(values: Mapping[str, Tensor], parts: Mapping[str, float]) -> Tensor:
+    some = next(iter(values.values()))
+    if not some.is_floating_point():
+        return max(values.values(), key=lambda t: int(t.sum()))
+    whole = sum(parts.values())
+    mean = sum((values[d].double() * (parts[d] / whole) for d in values if parts[d]), some.double() * 0)
+    return mean.to(some.dtype)
+
+
+def _check_position(there: Position, here: Position, checkpoint: Checkpoint) -> None:
+    words = {
+        "seed": "--seed {}",
+        "global_batch": "--batch {}",
+        "dataset_size": "a dataset of {} samples",
+        "shuffle": "shuffle={}",
+    }
+    different = [k for k in words if getattr(there, k) != getattr(here, k)]
+    if different:
+        raise StateError(
+            f"the run of {checkpoint.path} takes its samples in another order than this one",
+            numbers=", ".join(f"{k} {getattr(there, k)} there, {getattr(here, k)} here" for k in different),
+            remedy=", ".join(words[k].format(getattr(there, k)) for k in different)
+            + "; or --weights, which begins the data anew",
+        )
