@@ -11,7 +11,7 @@ SRC = ROOT / "src" / "evener"
 # In this order: each may import those before it.
 PURE = ("core", "cost", "schedules", "sim", "planner", "policy", "report", "diagnosis")
 TORCH = ("probing", "profiling", "rehearsal", "runtime")
-TOP = ("session", "cli", "integrations")
+TOP = ("session", "serving", "cli", "integrations")
 
 
 class Module:

@@ -27,6 +27,7 @@ VERBS = {
     "advise": "The changes that would help most, each with its simulated gain.",
     "simulate": "Play a plan without hardware: predicted times, device by device.",
     "train": "Train a recipe on all devices, or rehearse another fleet here.",
+    "watch": "Show a run while it goes on: in the terminal, or live on a page.",
     "report": "Write a run's folder as one HTML page that works offline.",
     "verify": "Show that the devices together compute what one device would.",
 }

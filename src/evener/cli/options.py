@@ -36,3 +36,41 @@ Allow = Annotated[
     typer.Option(help="Also allow: tensor-parallel, or unlinked (data without a link costs nothing)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
+RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, as evener train names it.")]
+Serve = Annotated[
+    bool, typer.Option("--serve", help="Show the run live on a page (needs evener[web]), see --listen.")
+]
+ListenAt = Annotated[
+    str,
+    typer.Option(
+        "--listen",
+        help="HOST:PORT of the page; port 0: any free one. Beyond this machine a token is needed: "
+        "EVENER_TOKEN, or one is made and printed.",
+    ),
+]
+LogTo = Annotated[
+    list[str] | None,
+    typer.Option(help="Also write to: tensorboard, wandb (offline unless WANDB_MODE says otherwise)."),
+]
+Rehearse = Annotated[
+    Path | None, typer.Option(help="A fleet file to rehearse here: one paced process per device.")
+]
+Devices = Annotated[
+    str | None, typer.Option(help="Only these: cuda:1,cuda:3 here, or names of the fleet file.")
+]
+Weights = Annotated[
+    Path | None, typer.Option(help="Start from these: a safetensors file or the folder of a run.")
+]
+Adapt = Annotated[
+    bool,
+    typer.Option("--adapt/--no-adapt", help="Move work when devices turn out faster or slower."),
+]
+Faults = Annotated[str, typer.Option(help="Scripted trouble: 'slow lab1/a x3 at step 40; oom lab1/b at 60'.")]
+Noise = Annotated[
+    float | None,
+    typer.Option(min=0, help="Draw the time of each paced action with a heavy tail: 0.5 is half more."),
+]
+SamplesAtOnce = Annotated[
+    int | None,
+    typer.Option(min=1, help="Samples at once on a device (default: the planner's choice)."),
+]

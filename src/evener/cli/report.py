@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
+from evener.cli.options import RunFolder
 from evener.core.files import write_bytes
+from evener.core.words import printable
 from evener.report.page.against import comparison
 from evener.report.page.build import document
-from evener.report.page.folder import read_run
+from evener.report.page.files import read_run
 from evener.report.page.html import page
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, as evener train names it at its end.")],
+    run: RunFolder,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="The HTML file (default: RUN/report.html)."),
@@ -39,7 +41,7 @@ def report(
     notes = (*shown.notes, *(beside.notes if beside else ()))
     print(f"{path}: {len(html) / 2**20:.2f} MiB, opens in any browser", file=sys.stderr)
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {printable(note)}", file=sys.stderr)
     if as_json:
         stats = {s.key: s.value for s in shown.stats}
         print(

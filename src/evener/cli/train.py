@@ -8,7 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from evener.planner.choose import Shapes
+from evener.cli.options import (
+    Adapt,
+    AsJson,
+    BatchPerDevice,
+    Devices,
+    Faults,
+    ListenAt,
+    LogTo,
+    Noise,
+    Rehearse,
+    SamplesAtOnce,
+    Serve,
+    ShapesWanted,
+    Weights,
+)
 
 
 def train(
@@ -16,46 +30,28 @@ def train(
     steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps to take.")] = None,
     epochs: Annotated[float | None, typer.Option(min=0, help="Passes over the data (default 1).")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Global batch, samples a step.")] = None,
-    micro_batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Samples at once on a device (default: the planner's choice)."),
-    ] = None,
-    batch_per_device: Annotated[
-        str | None, typer.Option(help="Your own split: 2,2,2,15 in the fleet's order, or name=2,….")
-    ] = None,
+    micro_batch: SamplesAtOnce = None,
+    batch_per_device: BatchPerDevice = None,
     even: Annotated[bool, typer.Option("--even", help="The same share for every device.")] = False,
     keep_all: Annotated[bool, typer.Option("--keep-all", help="Leave no device out.")] = False,
-    shapes: Annotated[
-        Shapes, typer.Option(help="What to consider; auto: pipelines only if no device holds the model.")
-    ] = "auto",
+    shapes: ShapesWanted = "auto",
     plan: Annotated[Path | None, typer.Option(help="A plan file from evener plan.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile file; without it the run measures.")] = None,
     fleet: Annotated[Path | None, typer.Option(help="A fleet file of this host's devices.")] = None,
-    rehearse: Annotated[
-        Path | None, typer.Option(help="A fleet file to rehearse here: one paced process per device.")
-    ] = None,
-    devices: Annotated[
-        str | None, typer.Option(help="Only these: cuda:1,cuda:3 here, or names of the fleet file.")
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Start from these: a safetensors file or the folder of a run.")
-    ] = None,
-    adapt: Annotated[
-        bool,
-        typer.Option("--adapt/--no-adapt", help="Move work when devices turn out faster or slower."),
-    ] = True,
-    faults: Annotated[
-        str, typer.Option(help="Scripted trouble: 'slow lab1/a x3 at step 40; oom lab1/b at 60'.")
-    ] = "",
-    noise: Annotated[
-        float | None,
-        typer.Option(min=0, help="Draw the time of each paced action with a heavy tail: 0.5 is half more."),
-    ] = None,
+    rehearse: Rehearse = None,
+    devices: Devices = None,
+    weights: Weights = None,
+    adapt: Adapt = True,
+    faults: Faults = "",
+    noise: Noise = None,
     seed: Annotated[int, typer.Option(help="Seed of weights, order and noise.")] = 0,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run's files (default runs/…).")] = None,
     no_heldout: Annotated[bool, typer.Option("--no-heldout", help="Skip the held-out loss.")] = False,
+    serve: Serve = False,
+    listen: ListenAt = "127.0.0.1:0",
+    log_to: LogTo = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live view and no report text.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Last line of output: one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a recipe on all devices of this host, or rehearse another fleet here.
 
@@ -65,12 +61,18 @@ def train(
     """
     from evener.core.faults import parse_faults
     from evener.errors import UsageError
+    from evener.serving.watching import watching
     from evener.session.ask import request_for
     from evener.session.meeting import world_size_here
     from evener.session.run import run
 
     if steps is not None and epochs is not None:
         raise UsageError("--steps and --epochs exclude each other", remedy="give one of them")
+    if world_size_here() is not None and (serve or log_to):
+        raise UsageError(
+            "--serve and --log-to run beside processes that evener train starts, not in one of torchrun's",
+            remedy="evener watch RUN --serve, in another terminal, on a host that sees the run's folder",
+        )
     if even and batch_per_device:
         raise UsageError("--even and --batch-per-device exclude each other", remedy="give one of them")
     request = request_for(
@@ -97,7 +99,8 @@ def train(
         evaluate=not no_heldout,
         quiet=quiet,
     )
-    outcome = run(request)
+    with watching(request.run_dir, listen=listen if serve else None, log_to=log_to or ()):
+        outcome = run(request)
     if as_json and outcome is not None:
         print_json(outcome.as_json())
     if world_size_here() is not None:

@@ -6,7 +6,7 @@ from evener.report.page.build import tried
 from evener.report.page.cells import columns, part, seconds, short, unit_for, word
 from evener.report.page.curves import curves
 from evener.report.page.document import Cell, Comparison, Stat, Table
-from evener.report.page.folder import RunFiles
+from evener.report.page.files import RunFiles
 from evener.report.page.losses import report_of
 from evener.report.page.stats import headline_stats
 from evener.report.results import LOSS_CAUSES, RunReport

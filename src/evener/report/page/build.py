@@ -7,8 +7,8 @@ from evener.core.words import counted
 from evener.errors import EvenerError
 from evener.report.page.cells import short
 from evener.report.page.curves import curves
-from evener.report.page.document import Document
-from evener.report.page.folder import RunFiles
+from evener.report.page.document import Document, Timeline
+from evener.report.page.files import RunFiles
 from evener.report.page.losses import beside, lost, report_of
 from evener.report.page.picture import plan_picture
 from evener.report.page.price import cost
@@ -21,8 +21,11 @@ from evener.report.text import report_text
 T = TypeVar("T")
 
 
-def document(run: RunFiles, *, live: bool = False) -> Document:
-    """What the page of `run` shows. `live` says that the run may still be going on.
+def document(
+    run: RunFiles, *, live: bool = False, timeline_of: Callable[[RunFiles], Timeline | None] = timeline
+) -> Document:
+    """What the page of `run` shows. `live` says that the run may still be going on; `timeline_of` may then
+    remember what it made.
 
     A part that cannot be made of the files (they are damaged, or not of one run) is left out, with a note.
     """
@@ -39,7 +42,7 @@ def document(run: RunFiles, *, live: bool = False) -> Document:
         progress=done,
         stats=tried("the figures", lambda: headline_stats(run, report), notes) or (),
         plan=plan_picture(run),
-        timeline=tried("the timeline", lambda: timeline(run), notes),
+        timeline=tried("the timeline", lambda: timeline_of(run), notes),
         lost=tried("the lost time", lambda: lost(report) if report else None, notes),
         beside=tried("the comparison", lambda: beside(report, plan) if report else None, notes),
         curves=curves(run),

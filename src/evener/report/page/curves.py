@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from evener.core.records import StepRecord
 from evener.report.page.document import Curves
-from evener.report.page.folder import RunFiles
+from evener.report.page.files import RunFiles
 
 MOST_POINTS = 4000
 

@@ -8,7 +8,7 @@ from evener.report.accounting import account, predicted_solo
 from evener.report.compare import Difference, compare
 from evener.report.page.cells import columns, part, seconds, unit_for, word
 from evener.report.page.document import Beside, Cell, Lost, Pair, Table
-from evener.report.page.folder import RunFiles
+from evener.report.page.files import RunFiles
 from evener.report.results import LOSS_CAUSES, RunReport
 from evener.report.steps import typical_step
 from evener.report.tables import duration

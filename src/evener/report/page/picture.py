@@ -8,7 +8,7 @@ from evener.core.plan import Pipeline, Plan, Stage, share_samples
 from evener.core.words import counted
 from evener.report.page.cells import columns, memory, number, part, short, word
 from evener.report.page.document import Cell, Holder, Memory, PipelineRow, PlanPicture, StageBox, Table
-from evener.report.page.folder import RunFiles
+from evener.report.page.files import RunFiles
 from evener.report.tables import size
 
 

@@ -3,7 +3,7 @@
 from evener.core.fleet import Device
 from evener.report.page.cells import columns, number, word
 from evener.report.page.document import Cell, Table
-from evener.report.page.folder import RunFiles
+from evener.report.page.files import RunFiles
 from evener.report.results import RunReport
 from evener.report.tables import duration, sourced
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from evener.report.page.cells import short
 from evener.report.page.document import Said
-from evener.report.page.folder import RunFiles
+from evener.report.page.files import RunFiles
 from evener.report.results import RunReport
 
 MOST_SAID = 500
@@ -42,6 +42,8 @@ def _of_run(run: RunFiles) -> Iterator[Said]:
         if record.skipped:
             yield _said("skipped", f"step {record.step}", record.skipped, "metrics.jsonl")
     if run.ending is None:
+        for sentence in run.decisions:
+            yield _said("run", "", sentence, "decisions.jsonl")
         return
     for sentence in run.ending.decisions:
         yield _said("run", "", sentence, "report.json")

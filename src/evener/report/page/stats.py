@@ -6,7 +6,7 @@ from evener.core.plan import Plan
 from evener.core.records import StepRecord
 from evener.core.words import counted
 from evener.report.page.document import Progress, Stat
-from evener.report.page.folder import RunFiles
+from evener.report.page.files import RunFiles
 from evener.report.results import RunReport
 from evener.report.tables import duration, percent
 

@@ -11,7 +11,7 @@ from evener.cost.evaluate import CostModel
 from evener.errors import EvenerError
 from evener.report.page.cells import short
 from evener.report.page.document import Lanes, Timeline
-from evener.report.page.folder import RunFiles
+from evener.report.page.files import RunFiles
 from evener.sim import plan_costs, simulate
 
 MOST_SPANS = 200_000

@@ -1,0 +1,105 @@
+"""A server for the live view, in a thread beside whatever else this process waits for."""
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from evener.errors import EnvironmentBrokenError, UsageError
+from evener.serving.access import Access, token_for
+from evener.serving.app import live_app
+from evener.serving.feed import Feed
+
+START_S = 10.0
+GOODBYE_S = 3.0
+
+
+def told(sentence: str) -> None:
+    """Prints for a person, beside the run's own output."""
+    print(f"evener: {sentence}", file=sys.stderr, flush=True)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port. Examples: "127.0.0.1:0", "0.0.0.0:8080", "[::1]:8080". UsageError for anything else."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(
+            f"{text!r} is no address to listen at", remedy="HOST:PORT, such as 127.0.0.1:8080; port 0: any"
+        )
+    return host, int(port)
+
+
+class LiveServer:
+    """Shows the run in the folder at `path` at `address` ("host:port"); a context manager.
+
+    `say` is told where the page is, with the token where one is needed. EnvironmentBrokenError when
+    the address cannot be had.
+    """
+
+    def __init__(self, path: str | Path, address: str, say: Callable[[str], None] = told) -> None:
+        host, port = parse_address(address)
+        self.token = token_for(host)
+        self._say = say
+        self._socket = _bound(host, port)
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
+        self.feed = Feed(path)
+        app = live_app(self.feed, Access(token=self.token, cookie=f"evener_{self.port}"))
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,  # addresses can hold the token
+            server_header=False,
+            proxy_headers=False,
+            lifespan="off",
+            limit_concurrency=64,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="evener live view", daemon=True
+        )
+
+    def __enter__(self) -> "LiveServer":
+        self._thread.start()
+        end = time.monotonic() + START_S
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > end:
+                raise EnvironmentBrokenError(f"the live view did not start at {self.url}")
+            time.sleep(0.01)
+        where = f"{self.url}?token={self.token}" if self.token else self.url
+        self._say(f"live view: {where}")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Let onlookers have the last state, then end."""
+        self.feed.closing = True
+        end = time.monotonic() + GOODBYE_S
+        while self.feed.onlookers and time.monotonic() < end:
+            time.sleep(0.02)
+        self._server.should_exit = True
+        self._thread.join(GOODBYE_S)
+        self._socket.close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(where)
+        except OSError:
+            found.close()
+            raise
+        return found
+    except OSError as e:
+        raise EnvironmentBrokenError(
+            f"cannot listen at {host}:{port}: {e.strerror or e}",
+            remedy="--listen 127.0.0.1:0 takes any free port",
+        ) from e

@@ -1,0 +1,129 @@
+"""A run's metrics for other tools: TensorBoard and Weights & Biases, fed from the run's folder."""
+
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from evener.core.records import StepRecord
+from evener.errors import EnvironmentBrokenError, FileError, UsageError
+from evener.serving.follow import Follower
+
+LOOK_S = 2.0
+
+
+class Writer(Protocol):
+    """Takes in one record after another."""
+
+    def add(self, record: StepRecord) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def scalars(record: StepRecord) -> dict[str, float]:
+    """What is written of a step, by name. Example: {"loss": 2.5, "seconds/lab1/a/compute": 0.9, ...}."""
+    done = 0 if record.skipped else record.samples
+    named = {"step_s": record.step_s, "samples_per_s": done / record.step_s}
+    named |= {"loss": record.loss} if record.loss is not None else {}
+    named |= {"lr": record.lr} if record.lr is not None else {}
+    for device, by_cause in record.seconds.items():
+        named |= {f"seconds/{device}/{cause}": s for cause, s in by_cause.items()}
+    return named
+
+
+class TensorBoardWriter:
+    """Writes event files to `folder`, which `tensorboard --logdir` reads."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as e:
+            raise _missing("TensorBoard", "tensorboard", e) from e
+        self._writer = SummaryWriter(log_dir=str(folder))
+
+    def add(self, record: StepRecord) -> None:
+        for name, value in scalars(record).items():
+            self._writer.add_scalar(name, value, record.step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbWriter:
+    """Logs to Weights & Biases, offline into `folder` unless WANDB_MODE says otherwise."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        try:
+            import wandb
+        except ImportError as e:
+            raise _missing("Weights & Biases", "wandb", e) from e
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = wandb.Settings(console="off", silent=True)
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        self._run = wandb.init(project="evener", name=name, dir=str(folder), mode=mode, settings=settings)
+
+    def add(self, record: StepRecord) -> None:
+        self._run.log(scalars(record), step=record.step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _missing(tool: str, extra: str, error: ImportError) -> EnvironmentBrokenError:
+    return EnvironmentBrokenError(
+        f"{tool} cannot be written: {error}", remedy=f"pip install 'evener[{extra}]'"
+    )
+
+
+def open_writers(names: Sequence[str], folder: Path) -> list[Writer]:
+    """The writers called `names` ("tensorboard", "wandb"), with files below the run's folder."""
+    made: dict[str, Any] = {
+        "tensorboard": lambda: TensorBoardWriter(folder / "tensorboard"),
+        "wandb": lambda: WandbWriter(folder / "wandb", folder.resolve().name),
+    }
+    unknown = [n for n in names if n not in made]
+    if unknown:
+        raise UsageError(f"no log is called {', '.join(unknown)}", remedy=f"one of {', '.join(made)}")
+    for name in names:
+        if (folder / name).is_symlink():
+            raise FileError(f"{folder / name} is a link: nothing is written there", remedy="remove the link")
+    return [made[n]() for n in dict.fromkeys(names)]
+
+
+class Relay:
+    """Hands every new record of the run in the folder at `path` to `writers`; a context manager."""
+
+    def __init__(self, path: str | Path, writers: Sequence[Writer], look_s: float = LOOK_S) -> None:
+        self._follower, self._writers, self._look_s = Follower(path), writers, look_s
+        self._end = threading.Event()
+        self._seen = 0
+        self._thread = threading.Thread(target=self._run, name="evener logs", daemon=True)
+
+    def __enter__(self) -> "Relay":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end.set()
+        self._thread.join()
+        with ExitStack() as stack:
+            for writer in self._writers:
+                stack.callback(writer.close)
+
+    def _run(self) -> None:
+        while not self._end.wait(self._look_s):
+            self.pass_on()
+        while self.pass_on():
+            continue
+
+    def pass_on(self) -> int:
+        """Hand on what is new; how many records that were."""
+        self._follower.look()
+        new = self._follower.seen - self._seen
+        self._seen = self._follower.seen
+        for record in self._follower.records[-new:] if new else ():
+            for writer in self._writers:
+                writer.add(record)
+        return new
