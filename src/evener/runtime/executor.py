@@ -64,7 +64,7 @@ class Executor:
             ranks=ranks,
             driver=driver,
             settings=settings,
-            tally=Tally(ranks, holding.wire, problem.metrics),
+            tally=Tally(ranks, holding.quick or holding.wire, problem.metrics),
             loss_scale=LossScale(settings.loss_scale) if settings.loss_scale else None,
         )
         self._statistics = [b for part in holding.parts.values() for b in statistics_of(part.module)]

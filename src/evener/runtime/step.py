@@ -56,26 +56,29 @@ class Step:
 
     def do(self, action: Action) -> None:
         """Do one action of the row."""
-        stage, micro_batch = action.stage or 0, action.micro_batch or 0
+        kind, stage, micro_batch = action.type, action.stage or 0, action.micro_batch or 0
         key = (stage, micro_batch)
-        if action.type == "STEP":
+        if kind == "STEP":
             self._finish()
-        elif action.type == "REDUCE_GRAD":
+            return
+        if kind == "REDUCE_GRAD":
             self.bench.holding.reducers.done(stage)
-        elif stage not in self.bench.holding.parts:
+            return
+        part = self.bench.holding.parts.get(stage)
+        if part is None:
             raise PlanMismatchError(f"{self.here} does not hold stage {stage} of the action {action}")
-        elif not self.portions.samples(stage, self.here, micro_batch):
+        if not self.portions.samples(stage, self.here, micro_batch):
             return  # this device's share of a small micro-batch rounds to nothing
-        elif action.type == "F":
-            self._forward(str(action), self.bench.holding.parts[stage], key)
-        elif action.type in ("B", "I"):
-            self._backward(str(action), self.bench.holding.parts[stage], key)
-        elif action.type == "W":
-            self._backward_weight(str(action), self.bench.holding.parts[stage], key)
-        elif action.type in ("SEND_F", "SEND_B"):
-            self._send(str(action), key)
+        if kind == "F":
+            self._forward(str(action), part, key)
+        elif kind == "B" or kind == "I":
+            self._backward(str(action), part, key, whole=kind == "B")
+        elif kind == "W":
+            self._backward_weight(str(action), part, key)
+        elif kind == "SEND_F" or kind == "SEND_B":
+            self._send(str(action), key, kind[-1])
         else:
-            self._receive(str(action), key)
+            self._receive(str(action), part, key, kind[-1])
 
     def let_go(self) -> None:
         """Wait until what was sent has left, so that its memory can be used again."""
@@ -149,9 +152,8 @@ class Step:
         alive.scale = alive.weight if self.bench.problem.reduction == "mean" else 1.0
         self._losses.append((alive.loss.detach(), alive.scale))
 
-    def _backward(self, action: str, part: Part, key: Key) -> None:
+    def _backward(self, action: str, part: Part, key: Key, *, whole: bool) -> None:
         """A whole backward, or its first part: what came in gets its gradients."""
-        whole = action.removeprefix(str(part.stage)).startswith("B")
         alive = self._alive.pop(key) if whole else self._alive[key]
         gradients = () if part.is_last else self._gradients(part, alive, key)
         counts = alive.loss is not None if part.is_last else bool(alive.outputs and gradients)
@@ -261,23 +263,20 @@ class Step:
         pieces = self._pieces(direction, source)
         return 0 if len(pieces) == 1 else [p for p in pieces if p.target == piece.target].index(piece)
 
-    def _send(self, action: str, key: Key) -> None:
-        direction = action[len(str(key[0])) + len("SEND_")]
+    def _send(self, action: str, key: Key, direction: str) -> None:
         away = [p for p in self._pieces(direction, key) if p.source == self.here != p.target]
         cuts = self._mail.pop(("out " + direction, key))
         channel = self.bench.holding.channel
         assert channel is not None
         before = self.driver.now()
         for piece, (_, cut) in zip(away, cuts, strict=True):
-            sent = tuple(t.detach().requires_grad_(t.requires_grad) for t in cut)
-            self._sends.append(channel.send(sent, piece.target, self._key(direction, key)))
+            self._sends.append(channel.send(cut, piece.target, self._key(direction, key)))
         self._spent(action, "transfer", before)
 
-    def _receive(self, action: str, key: Key) -> None:
-        direction = action[len(str(key[0])) + len("RECV_")]
+    def _receive(self, action: str, part: Part, key: Key, direction: str) -> None:
         source = (key[0] + (-1 if direction == "F" else 1), key[1])
         coming = [p for p in self._pieces(direction, source) if p.target == self.here]
-        channel, device = self.bench.holding.channel, self.bench.holding.parts[key[0]].device
+        channel, device = self.bench.holding.channel, part.device
         assert channel is not None
         before = self.driver.now()
         expected = [
@@ -298,7 +297,9 @@ class Step:
 
     def _collected(self, direction: str, key: Key) -> list[Carry]:
         """Everything that came for this micro-batch, in order of samples."""
-        box = sorted(self._mail.pop((direction, key)), key=lambda entry: entry[0])
+        box = self._mail.pop((direction, key))
+        if len(box) > 1:
+            box.sort(key=lambda entry: entry[0])
         return [carry for _, carry in box]
 
     def agree(self) -> Totals:
@@ -307,8 +308,8 @@ class Step:
         return self.bench.tally.launch(self.number, self.share).wait()
 
     def _put_loss(self) -> None:
-        values = torch.stack([loss * w for loss, w in self._losses]).sum() if self._losses else None
-        self.share.loss_sum = float(values) if values is not None else 0.0
+        losses = torch.stack([loss for loss, _ in self._losses]).flatten().tolist() if self._losses else []
+        self.share.loss_sum = sum((x * w for x, (_, w) in zip(losses, self._losses, strict=True)), 0.0)
         if not math.isfinite(self.share.loss_sum):
             # The sum itself must stay a number, so that the others' losses can still be read.
             self.share.loss_sum = 0.0

@@ -21,7 +21,10 @@ class GroupWire:
 
     def all_reduce(self, buffer: torch.Tensor, key: str) -> Pending:
         try:
-            return _Reduction(dist.all_reduce(buffer, group=self._group, async_op=True), key)
+            # The group's own method: the function around it takes 75 µs to check what is known here.
+            group = self._group or dist.group.WORLD
+            plain = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+            return _Reduction(group.allreduce([plain]), key)  # type: ignore[union-attr]  # it was joined
         except RuntimeError as e:
             raise _lost(key, e) from e
 

@@ -7,10 +7,11 @@ straight into the memory of its tensors. Padding is left out: a stream needs non
 import socket
 import struct
 from collections import deque
+from functools import cache
 
 import torch
 
-from evener.runtime.channels.messages import MAX_HEADER_BYTES, Header, Spec, unpack, unreadable
+from evener.runtime.channels.messages import MAX_HEADER_BYTES, Header, unpack, unreadable
 
 _LENGTH = struct.Struct("<I")
 _BUFFER_BYTES = 2**16
@@ -21,9 +22,12 @@ class Frame:
 
     def __init__(self, header: Header) -> None:
         self.header = header
-        self.tensors = [_memory(spec) for spec in header.layout.specs]
-        self.num_bytes = sum(len(m) for m in self.tensors)
-        self.missing = deque(_bytes_of(m) for m in self.tensors if len(m))
+        specs = header.layout.specs
+        pin = _is_pinning_of_use()
+        self.tensors = [torch.empty(s.num_bytes, dtype=torch.uint8, pin_memory=pin) for s in specs]
+        self.num_bytes = header.layout.num_bytes
+        views = zip(self.tensors, specs, strict=True)
+        self.missing = deque(_bytes_of(tensor) for tensor, spec in views if spec.num_bytes)
 
     def finished(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """The tensors on `device`; leaves where the sender's needed a gradient."""
@@ -102,8 +106,9 @@ def _advance(views: deque[memoryview], num: int) -> None:
         num -= len(views.popleft())
 
 
-def _memory(spec: Spec) -> torch.Tensor:
-    return torch.empty(spec.num_bytes, dtype=torch.uint8, pin_memory=torch.accelerator.is_available())
+@cache
+def _is_pinning_of_use() -> bool:
+    return torch.accelerator.is_available()
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

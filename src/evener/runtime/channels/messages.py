@@ -167,15 +167,16 @@ def take(layout: Layout, payload: torch.Tensor, device: torch.device) -> tuple[t
     """New tensors on `device` with the bytes of `payload`; leaves where the sender's needed a gradient."""
     taken = []
     for spec in layout.specs:
-        tensor = torch.empty(spec.shape, dtype=spec.dtype, device=device)
-        if spec.num_bytes:
-            tensor.copy_(_seen(payload, spec))
+        if not spec.num_bytes:
+            tensor = torch.empty(spec.shape, dtype=spec.dtype, device=device)
+        else:
+            tensor = _seen(payload, spec).to(device, copy=True)
         taken.append(tensor.requires_grad_() if spec.requires_grad else tensor)
     return tuple(taken)
 
 
 def _seen(payload: torch.Tensor, spec: Spec) -> torch.Tensor:
-    return payload[spec.start : spec.start + spec.num_bytes].view(spec.dtype).view(spec.shape)
+    return payload.narrow(0, spec.start, spec.num_bytes).view(spec.dtype).view(spec.shape)
 
 
 def unreadable(source: str, why: str) -> ReductionMismatchError:

@@ -181,7 +181,7 @@ class SharedSender:
         assert self._ring is not None and found is not None, "a new ring has room for two such messages"
         start, end = found
         if layout.num_bytes:
-            put(tensors, layout, self._ring.bytes[start : start + layout.num_bytes])
+            put(tensors, layout, self._ring.bytes.narrow(0, start, layout.num_bytes))
         self._backlog.append((_PREFIX.pack(capacity, start, end) + header, file))
         self._transport.note(self, True)
         self._transport.flush()
@@ -261,7 +261,7 @@ class SharedReceiver:
         header = unpack(packet[_PREFIX.size :], name)
         if self._ring is None or start + header.layout.num_bytes > self._ring.capacity:
             raise unreadable(name, "its payload lies outside of the ring")
-        payload = self._ring.bytes[start : start + header.layout.num_bytes]
+        payload = self._ring.bytes.narrow(0, start, header.layout.num_bytes)
         tensors = take(header.layout, payload, device)
         self._ring.release(end)
         return Message(header.key, header.moment_s, tensors)

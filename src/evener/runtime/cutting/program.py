@@ -49,6 +49,8 @@ class Program:
 
     def unflatten(self, values: Sequence[Any]) -> Any:
         """The model's output from the values of `outputs`."""
+        if self.spec.is_leaf():
+            return values[0]
         found = dict(zip(self.outputs, values, strict=True))
         leaves = [found[r] if isinstance(r, fx.Node) else r for r in self.results]
         return tree_unflatten(leaves, self.spec)
