@@ -4,6 +4,7 @@ Whatever may crash or hang is asked in processes of their own, each with a time 
 fact. torch is not imported here.
 """
 
+import json
 import os
 import platform
 import socket
@@ -83,7 +84,9 @@ def look(
         failures=tuple(failures),
         **surroundings.limits(),
     )
-    return msgspec.convert(msgspec.to_builtins(facts), HostFacts)  # what foreign libraries gave has our types
+    # what foreign libraries gave may be no text that a file can hold
+    told = json.dumps(msgspec.to_builtins(facts), ensure_ascii=False).encode(errors="replace")
+    return msgspec.json.decode(told, type=HostFacts)
 
 
 def _python(module: str, *arguments: str) -> list[str]:
