@@ -107,4 +107,4 @@ def test_an_unforeseen_slow_down_costs_at_most_a_micro_batch_of_the_slow_device(
 
 def test_nothing_is_taken_where_all_go_as_planned():
     played = Played(plan_of([80, 40, 20, 20], [5, 3, 1, 1]), [1 / 8, 1 / 4, 1 / 2, 1 / 2])
-    assert [draw.stolen for draw in played.draws.values()] == [{}] * 4
+    assert [draw.num_lost for draw in played.draws.values()] == [0] * 4

@@ -131,7 +131,8 @@ class Prediction(Value, frozen=True, kw_only=True):
     `solo_samples_per_s` is what each device does alone, `solo_seconds` seconds of a sample by cause other
     than compute then; `seconds` is the step by device and cause. A used device that cannot hold the model is
     in `unbounded_samples_per_s` instead: what it would do if its memory sufficed. `useful_samples` is what
-    each device's part is worth in samples of the whole model, where a plan cuts it.
+    each device's part is worth in samples of the whole model, where a plan cuts it. `factors` are what each
+    device was believed to take of its profile's seconds, where that is not 1.
     """
 
     step_s: float
@@ -143,6 +144,7 @@ class Prediction(Value, frozen=True, kw_only=True):
     unbounded_samples_per_s: dict[str, float] = {}
     useful_samples: dict[str, float] = {}
     seconds: dict[str, dict[str, float]] = {}
+    factors: dict[str, float] = {}
     source: Source = "fitted"
 
     def __post_init__(self) -> None:
@@ -161,11 +163,16 @@ class Prediction(Value, frozen=True, kw_only=True):
 
 
 class Plan(Value, frozen=True, kw_only=True):
-    """Pipelines, schedule and everything decided once and used by both halves."""
+    """Pipelines, schedule and everything decided once and used by both halves.
+
+    With `steal`, devices that are done with their part of a step take waiting micro-batches of slower ones;
+    the samples of each pipeline are then what its device begins with.
+    """
 
     global_batch: int
     pipelines: tuple[Pipeline, ...]
     schedule: str = "gpipe"
+    steal: bool = False
     reductions: tuple[Reduction, ...] = ()
     owners: tuple[Ownership, ...] = ()
     tables: tuple[TablePlacement, ...] = ()

@@ -29,16 +29,15 @@ class Waiting(Value, frozen=True, kw_only=True):
 def seconds_left(waiting: Waiting, elapsed_s: float) -> float:
     """Seconds until the device would be done if nothing changed, `elapsed_s` into the step.
 
-        (left + last / size) · pace;   pace = elapsed_s / (drawn - 1/2), and before the second one is drawn the
-                                       larger of what was predicted and what the first has taken up to now
+        (left + last / size) · elapsed_s / (drawn - 1/2)
 
-    The newest one drawn is half done on average. Example: 3 drawn after 5 s, 4 left, one more of the same size
-    kept: 5 · 5 / 2.5 = 10 s.
+    as the newest one drawn is half done on average. Before the second one is drawn, the pace is the larger of
+    what was predicted and what the first has taken up to now. Example: 3 drawn after 5 s, 4 left, one more of
+    the same size kept: 5 · 5 / 2.5 = 10 s.
     """
+    pace_s = max(waiting.predicted_s, elapsed_s)
     if waiting.drawn > 1:
         pace_s = elapsed_s / (waiting.drawn - 0.5)
-    else:
-        pace_s = max(waiting.predicted_s, elapsed_s)
     return (waiting.left + waiting.last / waiting.size) * pace_s
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from msgspec.structs import replace
+
 from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.job import Job
@@ -41,14 +43,12 @@ class Situation(Value, frozen=True, kw_only=True):
 class Decision(Value, frozen=True, kw_only=True):
     """What to do before the next step, and the sentence why, with its sums.
 
-    `plan` is the one to go on with, predicted with `factors` (seconds of a device over the profile's).
-    `gain_s` is what each step saves, `move_s` what going there costs once.
+    `plan` is the one to go on with, `gain_s` what each step saves, `move_s` what going there costs once.
     """
 
     do: Literal["keep", "micro-batches", "layers"]
     plan: Plan
     why: str
-    factors: dict[str, float] = {}
     gain_s: float = 0.0
     move_s: float = 0.0
 
@@ -79,12 +79,12 @@ def decide_shares(plan: Plan, situation: Situation, factors: Mapping[str, float]
             f"{told}: the plan stays, other shares would save {ms(max(gain_s, 0.0))} of {ms(before_s)} "
             f"a step, less than {least:.0%}"
         )
-        return Decision(do="keep", plan=plan, why=why, factors=dict(factors), gain_s=gain_s)
+        return Decision(do="keep", plan=plan, why=why, gain_s=gain_s)
     why = (
         f"{told}: samples move, {_samples(plan)} become {_samples(best)}; a step takes "
         f"{ms(best.prediction.step_s)} instead of {ms(before_s)} ({gain_s / before_s:.0%} less), at once"
     )
-    return Decision(do="micro-batches", plan=best, why=why, factors=dict(factors), gain_s=gain_s)
+    return Decision(do="micro-batches", plan=_believing(best, factors), why=why, gain_s=gain_s)
 
 
 def decide_layers(
@@ -105,7 +105,7 @@ def decide_layers(
     gain_s = before_s - after_s
     if same_holdings(plan, found) or gain_s <= 0:
         why = f"{told}: no other placement is faster than {ms(before_s)} a step"
-        return Decision(do="keep", plan=plan, why=why, factors=dict(factors))
+        return Decision(do="keep", plan=plan, why=why)
     move_s = move_seconds(plan, found, now.profile, now.fleet)
     saved_s = steps_left * gain_s
     sums = (
@@ -114,9 +114,15 @@ def decide_layers(
     )
     if saved_s < REPAY * move_s or gain_s < LEAST_GAIN * before_s:
         why = f"{told}: layers stay, as {sums}, which is not repaid {REPAY:g} times"
-        return Decision(do="keep", plan=plan, why=why, factors=dict(factors), gain_s=gain_s, move_s=move_s)
+        return Decision(do="keep", plan=plan, why=why, gain_s=gain_s, move_s=move_s)
     why = f"{told}: layers move, {sums}"
-    return Decision(do="layers", plan=found, why=why, factors=dict(factors), gain_s=gain_s, move_s=move_s)
+    return Decision(do="layers", plan=_believing(found, factors), why=why, gain_s=gain_s, move_s=move_s)
+
+
+def _believing(plan: Plan, factors: Mapping[str, float]) -> Plan:
+    """The plan with what its prediction was made from."""
+    assert plan.prediction is not None
+    return replace(plan, prediction=replace(plan.prediction, factors=dict(factors)))
 
 
 def _told(factors: Mapping[str, float]) -> str:

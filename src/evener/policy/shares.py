@@ -13,6 +13,7 @@ from evener.planner.balance import balance
 from evener.planner.groups import groups_of
 from evener.planner.predict import pool_of, predict
 from evener.planner.subsets import Split
+from evener.policy.quanta import finer
 
 SPREAD_OF_A_CHANGED_PLAN = 0.05
 """Bounds of its prediction: measured factors scatter by about that much (assumed)."""
@@ -41,9 +42,27 @@ def _flat(plan: Plan, fleet: Fleet, profile: Profile, job: Job) -> tuple[Plan, f
         return plan, float("inf") if before is None else before.step_s
     if best.step_s >= before.step_s:
         best = before
+    if plan.steal and job.micro_batch is None:
+        best = finer(pool, best)
     pipelines = tuple(_with(p, best) for p in plan.pipelines)
     prediction = predict(pool, groups, profile, job, best)
     return replace(plan, pipelines=pipelines, prediction=prediction), before.step_s
+
+
+def for_stealing(plan: Plan, fleet: Fleet, profile: Profile, job: Job) -> Plan:
+    """A data-parallel plan whose devices may take each other's micro-batches, in small ones unless the job
+    says how many.
+    """
+    only = fleet.only(plan.devices)
+    groups = groups_of(only, profile, job)
+    pool = pool_of(only, profile, job, groups, micro_batch=job.micro_batch)
+    split = pool.fixed({name: n for name, n in plan.samples_by_device().items() if n})
+    if split is None or job.micro_batch is not None:
+        return replace(plan, steal=True)
+    split = finer(pool, split)
+    pipelines = tuple(_with(p, split) for p in plan.pipelines)
+    prediction = predict(pool, groups, profile, job, split)
+    return replace(plan, pipelines=pipelines, prediction=prediction, steal=True)
 
 
 def _with(pipeline: Pipeline, split: Split) -> Pipeline:

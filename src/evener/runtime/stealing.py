@@ -80,14 +80,11 @@ class Draw:
         self, lots: tuple[Lot, ...], here: str, counter: Counter, key: str, now: Callable[[], float]
     ) -> None:
         self.mine = next(lot for lot in lots if lot.device == here)
-        self._others = [lot for lot in lots if lot.device != here and lot.num_waiting]
+        self.others = [lot for lot in lots if lot.device != here and lot.num_waiting]
         self._counter, self._key, self._now = counter, key, now
         self._start_s = now()
-        self._given: dict[int, tuple[int, int]] = {}  # by number here: range of the global batch
+        self._given: dict[int, tuple[Lot, int]] = {}  # by number here: whose it was, and its number there
         self._lost = 0
-        self.stolen: dict[str, int] = {}
-
-    # What the executor asks of a plan's routes
 
     def num_backwards(self, stage: int, device: str) -> int:
         """Micro-batches that this device runs in all, as far as that is known now."""
@@ -105,18 +102,17 @@ class Draw:
 
     def range_of(self, stage: int, micro_batch: int) -> tuple[int, int]:
         """Where in the global batch this device's micro-batch lies, were it another one's to begin with."""
-        given = self._given.get(micro_batch)
-        return given or self.mine.range_of(micro_batch)
+        lot, number = self._given.get(micro_batch, (self.mine, micro_batch))
+        return lot.range_of(number)
 
-    def is_stolen(self, micro_batch: int) -> bool:
-        return micro_batch in self._given
+    def taken(self, micro_batch: int) -> tuple[Lot, int] | None:
+        """Whose micro-batch it was and its number there; None for one of this device's own."""
+        return self._given.get(micro_batch)
 
     @property
     def num_lost(self) -> int:
         """Own micro-batches that others took."""
         return self._lost
-
-    # The row
 
     def row(self, help_others: Callable[[], bool] = lambda: True) -> Iterator[Action]:
         """The actions, decided while they are done: own ones, then others', the own last one, the sums, the
@@ -141,10 +137,10 @@ class Draw:
     def _help(self) -> bool:
         """Take a micro-batch of the device that needs it most; False when there is none worth taking."""
         elapsed_s = self._now() - self._start_s
-        ran = sum(stop - first for first, stop in self._given.values())
+        ran = sum(lot.sizes[number] for lot, number in self._given.values())
         ran += sum(self.mine.sizes[: self.mine.num_waiting - self._lost])
         sample_s = elapsed_s / ran if ran else self.mine.predicted_s
-        candidates = list(self._others)
+        candidates = list(self.others)
         while candidates:
             seen = [self._look(lot) for lot in candidates]
             chosen = whom_to_help(seen, elapsed_s=elapsed_s, sample_s=sample_s, own_last=self.mine.sizes[-1])
@@ -154,8 +150,7 @@ class Draw:
             if self._ticket(lot):
                 place = self._add(f"{lot.device}/back", 1)
                 number = len(self.mine.sizes) + len(self._given)
-                self._given[number] = lot.range_of(lot.num_waiting - place)
-                self.stolen[lot.device] = self.stolen.get(lot.device, 0) + 1
+                self._given[number] = (lot, lot.num_waiting - place)
                 return True
             candidates.remove(lot)
         return False

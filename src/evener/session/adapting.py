@@ -5,12 +5,11 @@ leading one                                                               └─
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from evener.core.figures import Value
-from evener.core.files import decode, encode, read
+from evener.core.files import decode, encode
 from evener.core.fleet import Fleet
 from evener.core.job import Job
 from evener.core.plan import Plan
@@ -18,7 +17,7 @@ from evener.core.profile import Profile
 from evener.core.seams import Wire
 from evener.planner.links import UNLINKED
 from evener.policy.adapt import Decision, Situation, decide_shares, least_gain
-from evener.policy.estimate import Estimates, updated
+from evener.policy.estimate import Estimates, Pace, updated
 from evener.runtime.executor import StepResult
 from evener.session.request import Request
 
@@ -43,10 +42,10 @@ class Adapter:
     a rounding.
     """
 
-    def __init__(self, wire: Wire, decide: Decide | None) -> None:
+    def __init__(self, wire: Wire, plan: Plan, decide: Decide | None) -> None:
         self._wire, self._decide = wire, decide
-        self.estimates = Estimates()
-        self._planned_with: dict[str, float] = {}
+        believed = plan.prediction.factors if plan.prediction else {}
+        self.estimates = Estimates(paces={d: Pace(factor=factor) for d, factor in believed.items()})
         self._moves: list[int] = []
         self._look_again = 0
 
@@ -66,14 +65,14 @@ class Adapter:
         decision = handed_on(self._wire, made, f"decision after step {number}")
         if decision.do != "keep":
             self._moves.append(number)
-            self._planned_with = decision.factors
             self._look_again = number + 1 + AFTER_A_CHANGE
         return decision
 
     def _seen(self, plan: Plan, result: StepResult) -> dict[str, float]:
         """Seconds of each device over the profile's, for the samples that it really ran.
 
-        Example: predicted 2 s of computing for 20 samples at factor 1.5, measured 4 s for 10: 6.
+        Example: predicted 2 s of computing for 20 samples, believing in a factor of 1.5; 4 s for 10 samples
+        are 6.
         """
         assert plan.prediction is not None
         planned, seen = plan.samples_by_device(), {}
@@ -82,7 +81,7 @@ class Adapter:
             if plan.is_data_parallel and planned[device]:
                 expected_s *= result.totals.samples[device] / planned[device]
             if expected_s > 0 and took_s > 0:
-                seen[device] = took_s / expected_s * self._planned_with.get(device, 1.0)
+                seen[device] = took_s / expected_s * plan.prediction.factors.get(device, 1.0)
         return seen
 
 
@@ -99,9 +98,12 @@ def handed_on(wire: Wire, made: Decision | None, key: str) -> Decision:
 
 
 def adapter_of(
-    request: Request, fleet: Fleet, plan: Plan, wire: Wire, *, leads: bool
+    request: Request, fleet: Fleet, plan: Plan, wire: Wire, profile: Profile | None
 ) -> tuple[Adapter | None, str]:
-    """The adapter of a run, or None and the sentence why its plan stays as it is."""
+    """The adapter of a run, or None and the sentence why its plan stays as it is.
+
+    `profile` is what was measured, on the leading device alone.
+    """
     if not request.adapt or len(plan.devices) < 2:
         return None, ""
     if request.batch_per_device is not None or request.even:
@@ -110,14 +112,13 @@ def adapter_of(
         return None, "the plan predicts no seconds by device, so nothing is known to compare with: it stays"
     if request.plan is not None and request.profile is None:
         return None, "a plan without its profile (--profile) stays as it is: other shares cannot be priced"
-    if not leads:
-        return Adapter(wire, None), ""
-    profile = request.profile or read(Path(request.run_dir) / "profile.json", Profile)
+    if profile is None:
+        return Adapter(wire, plan, None), ""
     job = Job(
         global_batch=plan.global_batch,
         micro_batch=request.micro_batch,
         keep_all=request.keep_all,
         allow=(UNLINKED,),
     )
-    situation = Situation(fleet=fleet, profile=profile, job=job)
-    return Adapter(wire, lambda plan, factors, least: decide_shares(plan, situation, factors, least)), ""
+    now = Situation(fleet=fleet, profile=profile, job=job)
+    return Adapter(wire, plan, lambda plan, factors, least: decide_shares(plan, now, factors, least)), ""

@@ -14,12 +14,15 @@ from evener.core.profile import Profile
 from evener.core.split import apportion
 from evener.errors import DataError, PlanMismatchError, UsageError
 from evener.planner.links import UNLINKED
+from evener.policy.shares import for_stealing
 from evener.runtime.batchnorm import WaveBatchNorm
 from evener.runtime.dropout import unkeyed_randomness
 from evener.runtime.problem import to_device
 from evener.session.precision import precision_parts
 from evener.session.recipe import Recipe, dropout_names
 from evener.session.request import Request
+from evener.session.stealing import check_stealing, stolen_parts
+from evener.session.tables import table_names
 
 _FEW = 3  # samples that show what draws random numbers
 POOLED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, WaveBatchNorm)
@@ -54,12 +57,23 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
         )
     except ValueError as e:
         raise UsageError(str(e), remedy="a split that names devices of the fleet and sums to --batch") from e
-    return with_inexact(planner.plan(fleet, profile, job, shapes=request.shapes).plan, recipe)
+    plan = planner.plan(fleet, profile, job, shapes=request.shapes).plan
+    if steals(request, recipe):
+        check_stealing(plan, recipe.model, table_names(recipe))
+        plan = for_stealing(plan, fleet, profile, job)
+    return with_inexact(plan, recipe)
+
+
+def steals(request: Request, recipe: Recipe) -> bool:
+    """Whether the user wants devices to take each other's micro-batches."""
+    return request.steal or recipe.steal
 
 
 def with_inexact(plan: Plan, recipe: Recipe) -> Plan:
     """The plan, naming everything whose result is not that of one device in float32."""
     sentences = plan.inexact + inexact_parts(recipe) + precision_parts(plan, recipe)
+    if plan.steal:
+        sentences += stolen_parts(recipe)
     return msgspec.structs.replace(plan, inexact=tuple(dict.fromkeys(sentences)))
 
 

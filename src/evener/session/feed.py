@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -28,7 +28,17 @@ class Samples:
         size = len(self.dataset)
         return size - size % global_batch if self.drop_last else size
 
+    def indices(self, batch: GlobalBatch, part: tuple[int, int]) -> list[int]:
+        """Indices in the dataset of the half-open range `part` of a global batch."""
+        order = _order(len(self.dataset), batch.epoch, self.seed, shuffle=self.shuffle)
+        return [int(i) for i in order[batch.start + part[0] : batch.start + part[1]]]
 
+    def load(self, batch: GlobalBatch, part: tuple[int, int]) -> Any:
+        """Those samples as one batch, read in this process."""
+        return self.collate([self.dataset[i] for i in self.indices(batch, part)])
+
+
+_order = lru_cache(maxsize=2)(epoch_order)
 Reads = Callable[[GlobalBatch], Sequence[tuple[int, int]]]
 
 
@@ -38,17 +48,18 @@ class _Indices:
     def __init__(self, samples: Samples, global_batch: int, reads: Reads, samples_seen: int) -> None:
         self._samples, self._global_batch = samples, global_batch
         self._reads, self._seen = reads, samples_seen
+        self.to_skip = 0
 
     def __iter__(self) -> Iterator[list[int]]:
-        samples, seen, epoch, order = self._samples, self._seen, -1, np.arange(0)
+        samples, seen = self._samples, self._seen
         epoch_size = samples.epoch_size(self._global_batch)
         while True:
             batch = global_batch_at(seen, epoch_size, self._global_batch)
-            if batch.epoch != epoch:
-                epoch = batch.epoch
-                order = epoch_order(len(samples.dataset), epoch, samples.seed, shuffle=samples.shuffle)
-            for start, stop in self._reads(batch):
-                yield [int(i) for i in order[batch.start + start : batch.start + stop]]
+            for part in self._reads(batch):
+                if self.to_skip:
+                    self.to_skip -= 1
+                else:
+                    yield samples.indices(batch, part)
             seen += batch.samples
 
 
@@ -63,9 +74,10 @@ class Feed:
     def __init__(
         self, samples: Samples, global_batch: int, reads: Reads, *, samples_seen: int, pin: bool
     ) -> None:
+        self._indices = _Indices(samples, global_batch, reads, samples_seen)
         self._loader: DataLoader = DataLoader(
             samples.dataset,
-            batch_sampler=_Indices(samples, global_batch, reads, samples_seen),
+            batch_sampler=self._indices,
             collate_fn=samples.collate,
             num_workers=samples.workers,
             pin_memory=pin,
@@ -80,6 +92,14 @@ class Feed:
         if self._batches is None:
             self._batches = iter(self._loader)
         return next(self._batches)
+
+    def skip(self, count: int) -> None:
+        """Leave out the next `count` micro-batches; workers may have read them already."""
+        if self._loader.num_workers == 0:
+            self._indices.to_skip += count  # asked for one by one, so they are never read
+        else:
+            for _ in range(count):
+                self.next_batch()
 
     def close(self) -> None:
         """Stop the loader's worker processes."""

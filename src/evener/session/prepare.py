@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import msgspec
 import torch
 
 from evener.core.files import write
@@ -12,14 +13,15 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.words import counted
 from evener.runtime.batchnorm import replace_batchnorm
-from evener.session.decide import check_plan, choose_plan, with_inexact
+from evener.session.decide import check_plan, choose_plan, steals, with_inexact
 from evener.session.keep import load_weights
 from evener.session.measure import measured_link, micro_batch_grid, profile_together
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe, in_dtype, with_keys, without_dropout
 from evener.session.request import Request
 from evener.session.site import Site, backend_of
-from evener.session.tables import place_tables
+from evener.session.stealing import check_stealing
+from evener.session.tables import place_tables, table_names
 
 
 def prepared(recipe: Recipe, request: Request) -> Recipe:
@@ -50,7 +52,11 @@ def agreed_plan(
     fleet = request.fleet
     if request.plan is not None:
         check_plan(request.plan, fleet, recipe)
-        return fleet, with_inexact(request.plan, recipe), request.profile
+        plan = request.plan
+        if plan.steal or steals(request, recipe):
+            check_stealing(plan, recipe.model, table_names(recipe))
+            plan = msgspec.structs.replace(plan, steal=True)
+        return fleet, with_inexact(plan, recipe), request.profile
     profile = request.profile
     if profile is None:
         if meeting.rank == 0 and not request.quiet:

@@ -35,6 +35,7 @@ class Recipe:
     "wave" all micro-batches with the same number together, as one device running them merged would.
     dropout: "per-device" draws masks on each device; "split-free" derives them from seed, step, layer and
     sample, the same under every plan. Both put layers of evener's in the place of torch's, names unchanged.
+    steal: a device that is done takes waiting micro-batches of a slower one, within a step.
     place: embedding layers whose tables lie elsewhere: {"emb": "cpu"} keeps the table in host memory,
     {"emb": {"lab1/a": 5, "lab1/b": 3}} its rows in that proportion; {"(loss)": "cpu"} has the loss there.
     table_optimizer: how tables move (`ev.tables`), for all or by name; default as `optimizer` would.
@@ -59,6 +60,7 @@ class Recipe:
     on_non_finite: Literal["stop", "skip"] = "stop"
     batch_norm: Literal["local", "wave"] = "local"
     dropout: Literal["per-device", "split-free"] = "per-device"
+    steal: bool = False
     metrics: tuple[str, ...] = ()
     name: str = ""
     figures: dict[str, float] = field(default_factory=dict)

@@ -43,6 +43,7 @@ class Request(Value, frozen=True, kw_only=True):
     seed: int = 0
     evaluate: bool = True
     adapt: bool = True
+    steal: bool = False  # devices take each other's micro-batches within a step
     faults: FaultScript = FaultScript()
     noise: float | None = None
     profile_s: float = 20.0

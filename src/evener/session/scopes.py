@@ -18,6 +18,7 @@ from evener.runtime.ranks import Ranks
 from evener.runtime.scope import Scope, ScopeOf
 
 Norms = Mapping[int, Sequence[str]]  # by stage, its BatchNorm layers that take part in waves
+RangeOf = Callable[[int, int], tuple[int, int]]
 Connect = Callable[[tuple[str, ...]], Wire]
 
 
@@ -66,8 +67,11 @@ class Scopes:
             if len(devices) > 1 and devices not in self._wires:
                 self._wires[devices] = self._connect(devices)
 
-    def begin_step(self, number: int, routes: Routes) -> ScopeOf:
+    def begin_step(self, number: int, routes: Routes, range_of: RangeOf | None = None) -> ScopeOf:
         """The scopes of step `number`; called by all devices together.
+
+        `range_of(stage, micro_batch)` says where in the global batch a micro-batch lies; `routes` do without
+        it.
 
         A device that was in all waves up to now and misses one in this step first tells its statistics.
         """
@@ -80,7 +84,8 @@ class Scopes:
         def scope_of(stage: int, micro_batch: int) -> Scope:
             scope = Scope()
             if self._keyed[stage]:
-                mine = range(*positions(routes, stage, self.here, micro_batch))
+                found = range_of(stage, micro_batch) if range_of else None
+                mine = range(*(found or positions(routes, stage, self.here, micro_batch)))
                 scope.keys = dropout_keys(self._keyed[stage], number, mine)
             if self._members[
                 samples

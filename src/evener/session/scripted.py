@@ -4,13 +4,13 @@
 is taken again is not struck again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import nn
 
 from evener.core.actions import Action
-from evener.core.faults import Fault, FaultScript
+from evener.core.faults import Fault
 from evener.errors import UsageError
 from evener.rehearsal.pacer import Pacer
 from evener.session.request import Request
@@ -20,32 +20,30 @@ Strike = Callable[[Fault], None]
 
 
 class Scripted:
-    """The faults of one device in the order in which they are due.
+    """The faults of one device in the order in which they are due; `waiting` loses those that have struck.
 
     `strikes` says by type what to do; UsageError at once for a type it does not know.
     """
 
-    def __init__(self, script: FaultScript, here: str, strikes: Mapping[str, Strike]) -> None:
-        self._waiting = [f for f in script.faults if here in (f.device, f.other)]
-        self._strikes = strikes
-        for fault in self._waiting:
+    def __init__(self, waiting: list[Fault], strikes: Mapping[str, Strike], end: Callable[[], None]) -> None:
+        self._waiting, self._strikes, self._end = waiting, strikes, end
+        for fault in waiting:
             if fault.type not in strikes:
                 raise UsageError(
                     f"the fault '{fault}' cannot be played in a run", remedy="evener simulate plays it"
                 )
 
-    def during(self, step: int, row: Sequence[Action]) -> Iterator[Action]:
-        """The actions of `row`, striking when as much of the step is done as the script says."""
+    def during(self, step: int, row: Iterable[Action], num_actions: int) -> Iterator[Action]:
+        """The actions of `row`, striking when as much of `num_actions` is done as the script says."""
         for done, action in enumerate(row):
-            while self._waiting and self._waiting[0].at_step <= step + done / len(row):
+            while self._waiting and self._waiting[0].at_step <= step + done / num_actions:
                 fault = self._waiting.pop(0)
                 self._strikes[fault.type](fault)
             yield action
 
-    @property
-    def waiting(self) -> tuple[Fault, ...]:
-        """Those that were not due yet."""
-        return tuple(self._waiting)
+    def close(self) -> None:
+        """Leave nothing of it on the model."""
+        self._end()
 
 
 class OutOfMemoryOnce:
@@ -68,16 +66,21 @@ class OutOfMemoryOnce:
             hook.remove()
 
 
-def scripted(request: Request, site: Site, modules: Iterable[nn.Module]) -> Scripted | None:
-    """What is scripted for this device, None for nothing; noise begins now."""
+def begin_script(request: Request, site: Site) -> list[Fault]:
+    """The faults that the request's script holds for this device; noise begins now."""
     here = site.device.name
     if isinstance(site.driver, Pacer):
         own = site.device.rehearsed.noise if site.device.rehearsed else 0.0
         site.driver.disturb(own if request.noise is None else request.noise, f"{request.seed} {here}")
-    strikes: dict[str, Strike] = {"slow": lambda fault: _slow(site, fault)}
-    if any(f.type == "oom" and f.device == here for f in request.faults.faults):
-        strikes["oom"] = OutOfMemoryOnce(modules).arm
-    return Scripted(request.faults, here, strikes) if request.faults.faults else None
+    return [f for f in request.faults.faults if here in (f.device, f.other)]
+
+
+def scripted(waiting: list[Fault], site: Site, modules: Iterable[nn.Module]) -> Scripted | None:
+    """What strikes this device as it now is; None where nothing is left to."""
+    if not waiting:
+        return None
+    memory = OutOfMemoryOnce(modules)
+    return Scripted(waiting, {"slow": lambda fault: _slow(site, fault), "oom": memory.arm}, memory.close)
 
 
 def _slow(site: Site, fault: Fault) -> None:

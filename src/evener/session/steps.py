@@ -26,6 +26,7 @@ from evener.session.recipe import Recipe
 from evener.session.scopes import Scopes
 from evener.session.scripted import Scripted
 from evener.session.site import Site
+from evener.session.stealing import Stealing
 from evener.session.timetable import Timetable, step_sizes
 
 FIRST_LOSS_SCALE = 2.0**16  # torch's own default
@@ -81,10 +82,11 @@ class Steps:
         self.decisions: list[str] = []
         self.adapter: Adapter | None = None
         self.scripted: Scripted | None = None
+        self.stealing: Stealing | None = None
         self._feed: Feed | None = None
 
     def run(self, stop_at_samples: int) -> Iterator[StepRecord]:
-        """Steps until `stop_at_samples` samples were seen, or a change is ahead; `called` is then its number."""
+        """Steps until `stop_at_samples` samples were seen, or a change is ahead: `called` is its number."""
         while self.samples_seen < stop_at_samples and not self.called:
             number, late = self.number, self._unrecorded
             self.at_boundary(number)
@@ -151,6 +153,10 @@ class Steps:
         """Let go of data loader, hooks and reductions."""
         if self._feed:
             self._feed.close()
+        if self.stealing:
+            self.stealing.close()
+        if self.scripted:
+            self.scripted.close()
         self.executor.close()
 
     def _adapt(self, adapter: Adapter, result: StepResult) -> None:
@@ -195,17 +201,23 @@ class Steps:
             )
         feed = self._feed
         routes = self.playbook.routes(batch.samples)
-        row = self.playbook.row(batch.samples)
+        planned = self.playbook.row(batch.samples)
+        draw = self.stealing.begin(self.plan, routes) if self.stealing else None
+        row = draw.row() if draw else planned
         result = self.executor.step(
             number,
-            self.scripted.during(number, row) if self.scripted else row,
-            routes,
-            self.layout.tables.ahead(feed.next_batch, len(self.playbook.reads(batch))),
+            self.scripted.during(number, row, len(planned)) if self.scripted else row,
+            draw or routes,
+            self.stealing.fetch(draw, feed, batch)
+            if self.stealing and draw
+            else self.layout.tables.ahead(feed.next_batch, len(self.playbook.reads(batch))),
             batch.samples,
-            self.scopes.begin_step(number, routes),
+            self.scopes.begin_step(number, routes, draw.range_of if draw else None),
             self.notice(),
         )
         self._check_learning_rates(result)
+        if self.stealing:
+            self.stealing.after_step(self.plan, result)
         return result
 
     def _set_learning_rate(self) -> None:

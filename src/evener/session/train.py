@@ -15,7 +15,9 @@ from evener.session.keep import keep_first_gradient, save_parameters
 from evener.session.meeting import Meeting
 from evener.session.members.copying import Copying
 from evener.session.members.member import Generation, Member
-from evener.session.scripted import scripted
+from evener.session.members.turnover import profile_of
+from evener.session.scripted import begin_script, scripted
+from evener.session.stealing import Stealing
 from evener.session.steps import Steps
 
 
@@ -63,6 +65,8 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
     steps, room, recipe = generation.steps, generation.room, member.recipe
     assert steps is not None
     layout, ranks = steps.layout, steps.ranks
+    steps.decisions += steps.stealing.summary() if steps.stealing else []
+    steps.decisions += [f"{fault}: not reached" for fault in member.faults or []]
     _hand_in(room, steps)
     steps.average_buffers(layout.holding.wire)
     collect(recipe.model, layout.holders, ranks)
@@ -82,9 +86,15 @@ def _prepare_for_change(member: Member, generation: Generation) -> None:
     request, steps, fleet = member.request, generation.steps, generation.turn.fleet
     assert steps is not None
     holding, leads = steps.layout.holding, steps.ranks.rank == 0
-    steps.adapter, why_not = adapter_of(request, fleet, steps.plan, holding.wire, leads=leads)
-    steps.decisions += [why_not] if why_not else []
-    steps.scripted = scripted(request, steps.site, [part.module for part in holding.parts.values()])
+    profile = profile_of(member) if leads else None
+    steps.adapter, why_not = adapter_of(request, fleet, steps.plan, holding.wire, profile)
+    steps.decisions += [why_not] if why_not and generation.number == 1 else []
+    if member.faults is None:
+        member.faults = begin_script(request, steps.site)
+    steps.scripted = scripted(member.faults, steps.site, [part.module for part in holding.parts.values()])
+    if steps.plan.steal and len(steps.plan.devices) > 1:
+        store = generation.room.within("stealing").store
+        steps.stealing = Stealing(store, steps.samples, member.here, steps.site.driver.now)
     copying = Copying(member, generation)
     steps.at_boundary = copying.at_boundary
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from evener.core.faults import Fault
 from evener.core.membership import Standing, Turn
 from evener.core.profile import Profile
 from evener.core.records import StepRecord
@@ -69,6 +70,7 @@ class Member:
     profile: Profile | None = None
     belongings: Belongings = field(default_factory=Belongings)
     has_begun: bool = False  # once a generation was formed: state is defined from then on
+    faults: list[Fault] | None = None  # scripted ones of this device that have not struck; None: not begun
     decisions: list[str] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)  # of steps with the seconds of this device alone
 

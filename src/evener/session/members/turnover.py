@@ -88,7 +88,7 @@ def _turn(
     else:
         fleet = old.fleet.only(tuple(d.name for d in old.fleet.devices if d.name in members))
         if gone:
-            plan, sentence = next_plan(member.request, member.recipe, _profile(member), fleet, plan, gone)
+            plan, sentence = next_plan(member.request, member.recipe, profile_of(member), fleet, plan, gone)
             reasons.append(sentence)
         else:
             reasons.append(f"nobody is lost, the same devices meet again ({why})")
@@ -108,7 +108,7 @@ def _turn(
     )
 
 
-def _profile(member: Member) -> Profile | None:
+def profile_of(member: Member) -> Profile | None:
     """What was measured: kept in the store, so that any device can plan."""
     if member.profile is None and member.meeting.has("profile"):
         member.profile = member.meeting.get("profile", Profile)
