@@ -28,6 +28,7 @@ VERBS = {
     "simulate": "Play a plan without hardware: predicted times, device by device.",
     "train": "Train a recipe on all devices, or rehearse another fleet here.",
     "watch": "Show a run while it goes on: in the terminal, or live on a page.",
+    "checkpoints": "List what a run has saved, verify it, write its weights as one file.",
     "report": "Write a run's folder as one HTML page that works offline.",
     "verify": "Show that the devices together compute what one device would.",
 }
