@@ -21,10 +21,10 @@ def tensors_at(samples_seen: int) -> dict[str, dict[str, Tensor]]:
     }
 
 
-def manifest_at(samples_seen: int) -> Manifest:
+def manifest_at(samples_seen: int, seed: int = 0) -> Manifest:
     every = {n: t for held in tensors_at(samples_seen).values() for n, t in held.items()}
     position = Position(
-        step=samples_seen // 8, samples_seen=samples_seen, seed=0, global_batch=8, dataset_size=100
+        step=samples_seen // 8, samples_seen=samples_seen, seed=seed, global_batch=8, dataset_size=100
     )
     return Manifest(
         format=FORMAT,
@@ -36,7 +36,9 @@ def manifest_at(samples_seen: int) -> Manifest:
     )
 
 
-def save(run: Path, samples_seen: int, files: Files | None = None, *, keep_last: int = 3) -> Saved:
+def save(
+    run: Path, samples_seen: int, files: Files | None = None, *, keep_last: int = 3, seed: int = 0
+) -> Saved:
     """Write a checkpoint as two devices would, one after the other."""
     files = files or Disk()
     partial = run / FOLDER / partial_of(samples_seen, "token")
@@ -55,4 +57,4 @@ def save(run: Path, samples_seen: int, files: Files | None = None, *, keep_last:
         )
         for i, device in enumerate(held)
     ]
-    return complete(files, partial, manifest_at(samples_seen), written, keep_last=keep_last)
+    return complete(files, partial, manifest_at(samples_seen, seed), written, keep_last=keep_last)

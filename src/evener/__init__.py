@@ -10,6 +10,7 @@ _HOME = {
     "Recipe": "evener.session.recipe",
     "train": "evener.session.loop",
     "load_weights": "evener.session.keep",
+    "load_checkpoint": "evener.session.saved",
     "prepare": "evener.session.drop_in",
     "verify": "evener.session.exactness",
     "Pipe": "evener.integrations.pipe",

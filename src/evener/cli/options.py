@@ -74,3 +74,19 @@ SamplesAtOnce = Annotated[
     int | None,
     typer.Option(min=1, help="Samples at once on a device (default: the planner's choice)."),
 ]
+Seed = Annotated[
+    int | None, typer.Option(help="Seed of weights, order and noise (default 0, or that of --resume).")
+]
+CheckpointEvery = Annotated[
+    str | None, typer.Option(help="Save every so many steps (200) or a time (90s, 10min, 2h).")
+]
+KeepCheckpoints = Annotated[int, typer.Option(min=1, help="How many of the newest checkpoints stay.")]
+KeepEvery = Annotated[int, typer.Option(min=0, help="Every so-many-th checkpoint stays for good; 0: none.")]
+Resume = Annotated[
+    str | None,
+    typer.Option(help="Go on from a run's folder, a checkpoint's, or latest: this run's own, if it has one."),
+]
+ProfileStep = Annotated[
+    int | None,
+    typer.Option(min=0, help="Profile this step with torch's profiler on every device: profiled-step.json."),
+]

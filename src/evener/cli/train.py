@@ -12,17 +12,24 @@ from evener.cli.options import (
     Adapt,
     AsJson,
     BatchPerDevice,
+    CheckpointEvery,
     Devices,
     Faults,
+    KeepCheckpoints,
+    KeepEvery,
     ListenAt,
     LogTo,
     Noise,
+    ProfileStep,
     Rehearse,
+    Resume,
     SamplesAtOnce,
+    Seed,
     Serve,
     ShapesWanted,
     Weights,
 )
+from evener.errors import UsageError
 
 
 def train(
@@ -44,9 +51,14 @@ def train(
     adapt: Adapt = True,
     faults: Faults = "",
     noise: Noise = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and noise.")] = 0,
+    seed: Seed = None,
+    checkpoint_every: CheckpointEvery = None,
+    keep_checkpoints: KeepCheckpoints = 3,
+    keep_every: KeepEvery = 0,
+    resume: Resume = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run's files (default runs/…).")] = None,
     no_heldout: Annotated[bool, typer.Option("--no-heldout", help="Skip the held-out loss.")] = False,
+    profile_step: ProfileStep = None,
     serve: Serve = False,
     listen: ListenAt = "127.0.0.1:0",
     log_to: LogTo = None,
@@ -60,21 +72,17 @@ def train(
     Under torchrun it joins that job instead of starting processes.
     """
     from evener.core.faults import parse_faults
-    from evener.errors import UsageError
     from evener.serving.watching import watching
     from evener.session.ask import request_for
     from evener.session.meeting import world_size_here
     from evener.session.run import run
+    from evener.session.save_rule import Keep, rule_of
 
-    if steps is not None and epochs is not None:
-        raise UsageError("--steps and --epochs exclude each other", remedy="give one of them")
+    _only_one("--steps", steps is not None, "--epochs", epochs is not None)
+    _only_one("--even", even, "--batch-per-device", bool(batch_per_device))
     if world_size_here() is not None and (serve or log_to):
-        raise UsageError(
-            "--serve and --log-to run beside processes that evener train starts, not in one of torchrun's",
-            remedy="evener watch RUN --serve, in another terminal, on a host that sees the run's folder",
-        )
-    if even and batch_per_device:
-        raise UsageError("--even and --batch-per-device exclude each other", remedy="give one of them")
+        raise _beside_torchrun()
+    keep = Keep(last=keep_checkpoints, every=keep_every)
     request = request_for(
         script,
         fleet=fleet,
@@ -96,8 +104,11 @@ def train(
         faults=parse_faults(faults),
         noise=noise,
         seed=seed,
+        checkpoint=rule_of(checkpoint_every, keep) if checkpoint_every else None,
+        resume=resume,
         evaluate=not no_heldout,
         quiet=quiet,
+        profile_step=profile_step,
     )
     with watching(request.run_dir, listen=listen if serve else None, log_to=log_to or ()):
         outcome = run(request)
@@ -105,6 +116,18 @@ def train(
         print_json(outcome.as_json())
     if world_size_here() is not None:
         _end_at_once()
+
+
+def _only_one(first: str, has_first: bool, second: str, has_second: bool) -> None:
+    if has_first and has_second:
+        raise UsageError(f"{first} and {second} exclude each other", remedy="give one of them")
+
+
+def _beside_torchrun() -> UsageError:
+    return UsageError(
+        "--serve and --log-to run beside processes that evener train starts, not in one of torchrun's",
+        remedy="evener watch RUN --serve, in another terminal, on a host that sees the run's folder",
+    )
 
 
 def _end_at_once() -> None:

@@ -13,6 +13,7 @@ from evener.core.words import counted
 from evener.errors import UsageError
 from evener.session.meeting import world_size_here
 from evener.session.request import Request, folder_at, new_run_dir
+from evener.session.resume import LATEST, latest_run, seed_of
 
 
 def fleet_here(devices: str | None, world_size: int | None = None) -> Fleet:
@@ -130,15 +131,25 @@ def request_for(
     plan: Path | None = None,
     profile: Path | None = None,
     run_dir: Path | None = None,
+    seed: int | None = None,
+    resume: str | None = None,
     **wishes: Any,
 ) -> Request:
-    """The request for a run of `script`; its new run folder exists when this returns."""
+    """The request for a run of `script`; its run folder exists when this returns.
+
+    It is a new one, unless the script's latest run is to go on. Without a seed it is that of the run that
+    goes on, else 0.
+    """
     if not script.is_file():
         raise UsageError(f"no script {script}", remedy="the path of a Python file with a function recipe()")
     chosen = fleet_of(fleet, rehearse, devices, world_size_here())
     split = split_of(batch_per_device, chosen)
     stamp = time.strftime("%Y%m%d-%H%M%S")
+    if resume == LATEST and not run_dir:
+        run_dir = latest_run(script.stem)
     folder = folder_at(run_dir) if run_dir else new_run_dir(script.stem, stamp)
+    if seed is None:
+        seed = (seed_of(resume, Path(folder)) if resume else None) or 0
     return Request(
         script=str(script.resolve()),
         fleet=chosen,
@@ -148,5 +159,7 @@ def request_for(
         plan=read(plan, Plan) if plan else None,
         profile=read(profile, Profile) if profile else None,
         run_dir=folder,
+        seed=seed,
+        resume=resume,
         **wishes,
     )

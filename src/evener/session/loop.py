@@ -13,6 +13,7 @@ from evener.session.meeting import world_size_here
 from evener.session.recipe import Recipe
 from evener.session.request import Request, folder_at, new_run_dir
 from evener.session.run import run_here
+from evener.session.save_rule import Keep, rule_of
 
 
 def train(
@@ -27,13 +28,19 @@ def train(
     rehearse: bool = False,
     seed: int = 0,
     run_dir: str | Path | None = None,
+    checkpoint_every: int | str | None = None,
+    keep_checkpoints: int = 3,
+    resume: str | Path | None = None,
     quiet: bool = False,
 ) -> Outcome | None:
     """Train `recipe.model` in place; call it in every process of the job.
 
     Start the script with `torchrun --nproc-per-node N script.py` to use N devices; started with plain
-    `python` it uses one. `batch_per_device` is a list in the fleet's order or {device: samples}. Returns the
-    outcome on the leading process, None on the others. Raises the errors of evener, each naming the device.
+    `python` it uses one. `batch_per_device` is a list in the fleet's order or {device: samples}.
+    checkpoint_every: steps (200) or a time ("10min"); resume: a run's folder, a checkpoint's, or "latest" for
+    what `run_dir` has, if anything. A run that goes on counts steps and epochs from its beginning.
+    Returns the outcome on the leading process, None on the others. Raises the errors of evener, each naming
+    the device.
     """
     fleet = fleet or fleet_here(None, world_size_here() or 1)
     if isinstance(batch_per_device, list):
@@ -56,6 +63,8 @@ def train(
         profile=profile,
         batch_per_device=batch_per_device,
         seed=seed,
+        checkpoint=rule_of(checkpoint_every, Keep(last=keep_checkpoints)) if checkpoint_every else None,
+        resume=str(resume) if resume else None,
         quiet=quiet,
     )
     return run_here(request, recipe)

@@ -4,14 +4,32 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from msgspec.structs import replace
+
 from evener.core.faults import FaultScript
 from evener.core.figures import Value
-from evener.core.fleet import Fleet
+from evener.core.fleet import Device, Fleet, Link
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import FileError, UsageError
 from evener.planner.choose import Shapes
 from evener.session.save_rule import Rule
+
+
+class Later(Value, frozen=True, kw_only=True):
+    """A device of the fleet file that joins from step `from_step` on, and its links."""
+
+    device: Device
+    from_step: int
+    links: tuple[Link, ...] = ()
+
+
+class Prediction(Value, frozen=True, kw_only=True):
+    """Outputs instead of training: for which samples, to which file, and whether with loss and metrics."""
+
+    data: Literal["heldout", "dataset"] = "heldout"
+    out: str = ""
+    score: bool = False
 
 
 class Request(Value, frozen=True, kw_only=True):
@@ -22,7 +40,8 @@ class Request(Value, frozen=True, kw_only=True):
     is a run or checkpoint to go on from ("latest": this run's own, where it has one). `adapt` lets measured
     speeds change who does what; `faults` are scripted and `noise` disturbs rehearsed devices, see
     `session/scripted.py`. For `verify`, `dtype` overrides the model's, `keep_gradient` writes the first
-    gradient to the run folder, and `dropout` can be off.
+    gradient to the run folder, and `dropout` can be off. `profile_step` is the step that torch's profiler
+    sees.
     """
 
     fleet: Fleet
@@ -55,6 +74,9 @@ class Request(Value, frozen=True, kw_only=True):
     resume: str | None = None
     elastic: bool = True
     snapshot_every: int = 10
+    predict: Prediction | None = None
+    later: tuple[Later, ...] = ()
+    profile_step: int | None = None
 
     def __post_init__(self) -> None:
         check_faults(self)
@@ -71,9 +93,10 @@ def check_faults(request: Request) -> None:
     do.
     """
     hosts = {d.host for d in request.fleet.devices}
+    later = {x.device.name for x in request.later}
     for fault in request.faults.faults:
         for name in (fault.device, fault.other):
-            if name is not None and not (fault.type == "cut" and name in hosts):
+            if name is not None and name not in later and not (fault.type == "cut" and name in hosts):
                 request.fleet.device(name)
         if fault.type == "slow" and not request.rehearse:
             raise UsageError(
@@ -84,6 +107,22 @@ def check_faults(request: Request) -> None:
         raise UsageError("noise disturbs paced devices only", remedy="--rehearse with a fleet file")
     if request.noise is not None and not 0 <= request.noise < float("inf"):
         raise UsageError(f"noise must be 0 or more, got {request.noise:g}", remedy="0.5, say")
+
+
+def at_start(request: Request) -> Request:
+    """The same request with the devices that its faults let join later set apart."""
+    joins = {f.device: int(f.at_step) for f in request.faults.faults if f.type == "join"}
+    fleet = request.fleet
+    starting = fleet.only(tuple(d.name for d in fleet.devices if d.name not in joins))
+    later = tuple(
+        Later(
+            device=fleet.device(name),
+            from_step=step,
+            links=tuple(x for x in fleet.links if {x.a, x.b} & {name, fleet.device(name).host}),
+        )
+        for name, step in joins.items()
+    )
+    return replace(request, fleet=starting, later=later) if later else request
 
 
 def new_run_dir(name: str, stamp: str, root: str | None = None) -> str:

@@ -1,5 +1,7 @@
 """Taking a run up again: which checkpoint, agreed on by all devices, and what could not be the same."""
 
+import glob
+import os
 from pathlib import Path
 
 from evener.core.figures import Value
@@ -71,11 +73,16 @@ def take_up(resume: str, run_dir: Path, meeting: Meeting, steps: Steps, *, stop:
         drop_from(run_dir / "metrics.jsonl", position.step)
 
 
-def seed_of(resume: str, run_dir: Path | None) -> int | None:
+def latest_run(name: str, root: str | None = None) -> Path | None:
+    """The newest of the run folders NAME-… below `root` (or EVENER_RUNS, or runs) that has a checkpoint."""
+    base = Path(root or os.environ.get("EVENER_RUNS", "runs"))
+    found = [p for p in base.glob(f"{glob.escape(name)}-*") if checkpoints_in(p)]
+    return max(found, key=lambda p: p.stat().st_mtime, default=None)
+
+
+def seed_of(resume: str, run_dir: Path) -> int | None:
     """The seed of the run that `resume` means, None where nothing can be read yet."""
     place = run_dir if resume == LATEST else Path(resume)
-    if place is None:
-        return None
     found = [Checkpoint(place)] if (place / MANIFEST).exists() else checkpoints_in(place)
     for checkpoint in found:
         try:

@@ -151,6 +151,7 @@ def read_state(checkpoint: Checkpoint, names: list[str], here: str | None = None
         if kind in ("model", "optimizer") and name in wanted:
             keys.append(key)
     state = checkpoint.read(keys)
+    state = {key: state[key] for key in keys}  # in the model's own order
     shards = [s for s in checkpoint.manifest.shards if s.statistics]
     for name in {n for s in shards for n in s.statistics if n in wanted}:
         parts = {s.device: s.statistics[name] for s in shards if name in s.statistics}

@@ -1,0 +1,57 @@
+"""Which checkpoint, and which run, are meant."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from evener.errors import StateError, UsageError
+from evener.session.ask import request_for
+from evener.session.resume import LATEST, choose, latest_run, seed_of
+from tests.checkpoints import save
+
+
+def test_a_checkpoint_a_run_and_the_latest_are_told_apart(tmp_path: Path) -> None:
+    first, second = save(tmp_path, 8).path, save(tmp_path, 16).path
+    assert choose(str(first), tmp_path).path == str(first)
+    assert choose(str(tmp_path), Path("elsewhere")).path == str(second)
+    assert choose(LATEST, tmp_path).path == str(second)
+    (second / "manifest.json").write_text("")
+    assert choose(LATEST, tmp_path).path == str(first)
+    assert "passed over samples-000000000016" in choose(LATEST, tmp_path).notes[0]
+    with pytest.raises(StateError, match="damaged"):
+        choose(str(second), tmp_path)
+
+
+def test_nothing_there_begins_a_run_only_for_the_latest(tmp_path: Path) -> None:
+    assert choose(LATEST, tmp_path).path == "" and "from the beginning" in choose(LATEST, tmp_path).notes[0]
+    with pytest.raises(UsageError, match="has no checkpoint"):
+        choose(str(tmp_path), tmp_path)
+    save(tmp_path, 8)
+    for shard in tmp_path.rglob("shard*"):
+        shard.unlink()
+    with pytest.raises(StateError, match="is good"):
+        choose(LATEST, tmp_path)
+
+
+def test_the_latest_run_is_the_newest_with_a_checkpoint(tmp_path: Path) -> None:
+    for number, name in enumerate(["text-20260101-000000", "text-20260102-000000", "other-20260103-000000"]):
+        save(tmp_path / name, 8)
+        os.utime(tmp_path / name, (number, number))
+    (tmp_path / "text-20260104-000000").mkdir()
+    assert latest_run("text", str(tmp_path)) == tmp_path / "text-20260102-000000"
+    assert latest_run("[t]ext", str(tmp_path)) is None
+
+
+def test_the_command_line_goes_on_in_the_runs_own_folder_with_its_seed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("EVENER_RUNS", str(tmp_path))
+    script = tmp_path / "text.py"
+    script.write_text("")
+    wanted = {"fleet": None, "rehearse": None, "devices": None, "batch": None, "batch_per_device": None}
+    request = request_for(script, resume=LATEST, **wanted)
+    assert Path(request.run_dir).name.startswith("text-") and request.seed == 0
+    save(tmp_path / "text-20260101-000000", 8, seed=7)
+    request = request_for(script, resume=LATEST, **wanted)
+    assert request.run_dir == str(tmp_path / "text-20260101-000000") and request.seed == 7
+    assert seed_of(request.run_dir, tmp_path) == 7
+    assert request_for(script, resume=LATEST, seed=3, **wanted).seed == 3
