@@ -10,12 +10,17 @@ class Layer(Value, frozen=True, kw_only=True):
     """The unit of placement: a submodule by its fully qualified name, in chain order.
 
     Bytes ending in `_per_sample` are multiplied by the samples of a micro-batch. `tied` names the other
-    layers that share storage with this one; they count as one parameter with several holders.
+    layers that share storage with this one; they count as one parameter with several holders. Where a device
+    counts its memory, `saved_bytes` is what a micro-batch keeps whatever its samples, and `work_bytes` and
+    `work_bytes_per_sample` what comes and goes beyond all that is saved up to here, while the layer runs.
     """
 
     name: str
     num_params: int
     param_bytes: int
+    saved_bytes: int = 0
+    work_bytes: int = 0
+    work_bytes_per_sample: int = 0
     buffer_bytes: int = 0
     output_bytes_per_sample: int = 0
     saved_bytes_per_sample: int = 0
@@ -84,7 +89,8 @@ class StepTiming(Value, frozen=True, kw_only=True):
 class Profile(Value, frozen=True, kw_only=True):
     """One model measured on one or more kinds. Layer order is chain order.
 
-    `gradient_bytes` is what one device sends into the reduction of a step. `group_bytes` are used where they
+    `gradient_bytes` is what one device sends into the reduction of a step; `update_bytes`, where measured,
+    what the optimiser's step takes beyond its state while it runs. `group_bytes` are used where they
     name every layer at a degree; elsewhere a group's devices hold even parts.
     """
 
@@ -95,6 +101,7 @@ class Profile(Value, frozen=True, kw_only=True):
     group_bytes: tuple[GroupBytes, ...] = ()
     gradient_bytes: int = 0
     state_bytes: int = 0
+    update_bytes: int | None = None
     dtype: str = "float32"
     note: str = ""
     version: int = 1
@@ -143,13 +150,14 @@ def _check_ties(layers: Sequence[Layer]) -> None:
 def merge_profiles(profiles: Sequence[Profile]) -> Profile:
     """One profile of a model on all the kinds that `profiles` measured.
 
-    Layers, bytes and FLOPs are the first one's. Raises UsageError when there is none, when they are of
-    different layers, or when two measured the same kind. Example: a profile on kind A and one on kind B
-    give one on (A, B).
+    Layers, bytes and FLOPs are the first one's, or those of the first whose device counts memory. Raises
+    UsageError when there is none, when they are of different layers, or when two measured the same kind.
+    Example: a profile on kind A and one on kind B give one on (A, B).
     """
     if not profiles:
         raise UsageError("there is no profile to merge", remedy="at least one profile")
     first = profiles[0]
+    counted = next((p for p in profiles if p.update_bytes is not None), first)
     seen: dict[str, str] = {}
     for profile in profiles:
         if _shape(profile) != _shape(first):
@@ -165,12 +173,13 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
             seen[kind] = profile.model
     return Profile(
         model=first.model,
-        layers=first.layers,
+        layers=counted.layers,
         timings=tuple(t for p in profiles for t in p.timings),
         steps=tuple(s for p in profiles for s in p.steps),
         group_bytes=first.group_bytes,
         gradient_bytes=first.gradient_bytes,
         state_bytes=first.state_bytes,
+        update_bytes=counted.update_bytes,
         dtype=first.dtype,
         note="; ".join(dict.fromkeys(p.note for p in profiles if p.note)),
         version=first.version,

@@ -40,7 +40,10 @@ class StageMemory:
 class ModelBytes:
     """Running sums over the chain: entry i is the sum of layers before i.
 
-    `transient` (i × j) is what comes and goes for each sample while one of layers i..j-1 runs backward.
+    `transient` (i × j) is what comes and goes for each sample while one of layers i..j-1 runs backward, and
+    `transient_fixed` whatever the samples. `kept` is what a micro-batch keeps whatever its samples, `update`
+    what the optimiser takes while it steps. `counted` says that a device counted these, loss and batch among
+    them; elsewhere they are 0.
     """
 
     parameters: np.ndarray
@@ -51,28 +54,58 @@ class ModelBytes:
     output: np.ndarray
     transient: np.ndarray
     bucket_bytes: float
+    kept: np.ndarray
+    transient_fixed: np.ndarray
+    update: np.ndarray
+    counted: bool
 
     @property
     def num_layers(self) -> int:
         return len(self.output)
 
     def fixed(self, i, j):
-        """Bytes of layers i..j-1 whatever the micro-batch; arrays broadcast."""
+        """Bytes of layers i..j-1 whatever the micro-batch, one in flight; arrays broadcast."""
+        return self.held(i, j) + self.kept[j] - self.kept[i] + self.transient_fixed[i, j]
+
+    def held(self, i, j):
+        """Bytes that layers i..j-1 hold all the time; arrays broadcast.
+
+        Where memory is not counted, as much as two buckets is added for sums on their way.
+        """
         held = self.parameters + self.gradients + self.optimizer + self.buffers
-        return held[j] - held[i] + np.minimum(2.0 * self.bucket_bytes, self.gradients[j] - self.gradients[i])
+        return held[j] - held[i] + self.underway(i, j)
+
+    def underway(self, i, j):
+        """Bytes of gradients on their way into the sum: a device that counts memory has them on its host."""
+        return (
+            0.0 * i
+            if self.counted
+            else np.minimum(2.0 * self.bucket_bytes, self.gradients[j] - self.gradients[i])
+        )
 
     def per_sample(self, i, j, in_flight: int, *, recompute: bool = False):
         """Bytes of layers i..j-1 for each sample of a micro-batch, with `in_flight` of them held.
 
         Without recompute every one in flight keeps all it saved; with it each keeps the stage's input, and
         the one whose backward runs has the rest again. What enters and leaves the stage is held twice
-        (value, gradient).
+        (value, gradient); where memory is counted, what leaves once for each micro-batch in flight, and the
+        ends of the model are part of what was counted.
         """
         saved = self.saved[j] - self.saved[i]
-        entering = np.where(i > 0, self.output[i - 1], 0.0)
-        leaving = self.output[j - 1]
+        entering = np.where(np.asarray(i) > 0, self.output[np.maximum(np.asarray(i) - 1, 0)], 0.0)
+        leaving = self.output[np.maximum(np.asarray(j) - 1, 0)]
         acts = in_flight * entering + saved if recompute else in_flight * saved
+        if self.counted:
+            inner = np.where(np.asarray(j) < self.num_layers, leaving, 0.0)
+            return acts + entering + (1 + in_flight) * inner + self.transient[i, j]
         return acts + 2 * (entering + leaving) + self.transient[i, j]
+
+    def peak(self, i, j, samples: int, in_flight: int, *, recompute: bool = False):
+        """The most that a device holds of layers i..j-1: with activations, or while the optimiser steps."""
+        more = 0 if recompute else in_flight - 1
+        acts = self.fixed(i, j) + more * (self.kept[j] - self.kept[i])
+        acts = acts + samples * self.per_sample(i, j, in_flight, recompute=recompute)
+        return np.maximum(acts, self.held(i, j) + self.update[j] - self.update[i])
 
 
 def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer = EVENER) -> ModelBytes:
@@ -85,6 +118,13 @@ def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer 
     whole = max(_bytes_once(layers), 1.0)
     parameters, saved, output = _held(profile, tensor_parallel)
     gradient = profile.gradient_bytes / whole if profile.gradient_bytes else 1.0
+    counted = profile.update_bytes is not None
+    kept = np.array([float(x.saved_bytes) for x in layers]) / tensor_parallel
+    transient = trainer.transient_layers * _largest(saved)
+    transient_fixed = np.zeros_like(transient)
+    if counted:
+        transient = _highest(saved, [x.work_bytes_per_sample / tensor_parallel for x in layers])
+        transient_fixed = _highest(kept, [x.work_bytes / tensor_parallel for x in layers])
     return ModelBytes(
         parameters=_sums(parameters),
         gradients=_sums(parameters * gradient),
@@ -92,8 +132,12 @@ def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer 
         buffers=_sums(np.array([float(x.buffer_bytes) for x in layers])),
         saved=_sums(saved),
         output=output,
-        transient=trainer.transient_layers * _largest(saved),
+        transient=transient,
         bucket_bytes=trainer.bucket_bytes,
+        kept=_sums(kept),
+        transient_fixed=transient_fixed,
+        update=_sums(parameters * (profile.update_bytes or 0) / whole),
+        counted=counted,
     )
 
 
@@ -132,6 +176,23 @@ def _largest(values: np.ndarray) -> np.ndarray:
     return table
 
 
+def _highest(saved: np.ndarray, work: Sequence[float]) -> np.ndarray:
+    """Entry (i, j): how far above all that layers i..j-1 save memory rises while one of them runs.
+
+        max over k of (Σ saved of i..k + work of k) - Σ saved of i..j-1, at least 0
+
+    Example: layers that save 10 and 10 with works 12 and 1: (0, 2) is max(22, 21) - 20 = 2.
+    """
+    n = len(saved)
+    table = np.zeros((n + 1, n + 1))
+    sums = _sums(saved)
+    tops = sums[1:] + np.asarray(work, dtype=float)
+    for i in range(n):
+        highest = np.maximum.accumulate(tops[i:]) - sums[i]
+        table[i, i + 1 :] = np.maximum(highest - (sums[i + 1 :] - sums[i]), 0.0)
+    return table
+
+
 def _sums(values: np.ndarray) -> np.ndarray:
     return np.concatenate([[0.0], values.cumsum()])
 
@@ -148,18 +209,30 @@ def stage_memory(
     def of(sums: np.ndarray) -> float:
         return float(sums[j] - sums[i])
 
-    boundary = 2 * samples * float((model.output[i - 1] if i else 0.0) + model.output[j - 1])
-    transient = samples * float(model.transient[i, j])
-    whole = samples * float(model.per_sample(np.int64(i), j, in_flight, recompute=recompute))
+    first, last = np.int64(i), np.int64(j)
+    entering = float(model.output[i - 1]) if i else 0.0
+    leaving = float(model.output[j - 1])
+    boundary = 2 * samples * (entering + leaving)
+    if model.counted:
+        inner = leaving if j < model.num_layers else 0.0
+        boundary = samples * (entering + (1 + in_flight) * inner)
+    whole = float(model.peak(first, last, samples, in_flight, recompute=recompute))
+    held = float(model.held(first, last))
+    transient = samples * float(model.transient[i, j]) + float(model.transient_fixed[i, j])
+    acts = samples * float(model.per_sample(first, last, in_flight, recompute=recompute))
+    acts += (
+        of(model.kept) * (1 if recompute else in_flight) - samples * float(model.transient[i, j]) - boundary
+    )
     return StageMemory(
         parameters=of(model.parameters),
         gradients=of(model.gradients),
         optimizer=of(model.optimizer),
         buffers=of(model.buffers),
-        activations=whole - boundary - transient,
+        activations=acts,
         boundary=boundary,
-        transient=transient,
-        reduction=min(2.0 * model.bucket_bytes, of(model.gradients)),
+        # Where the optimiser's step is the peak, what is not held all the time counts as transient.
+        transient=max(transient, whole - held - acts - boundary),
+        reduction=float(model.underway(first, last)),
     )
 
 

@@ -134,11 +134,7 @@ class Tables:
             f[0] += step.input_s[min(samples, step.largest)]
         i, j = np.arange(self.num_layers + 1)[:, None], np.arange(self.num_layers + 1)[None, :]
         data = self.model.bytes_at(group.degree)
-        last = np.maximum(j - 1, 0)
-        saved = data.saved[j] - data.saved[i]
-        entering = np.where(i > 0, data.output[np.maximum(i - 1, 0)], 0.0)
-        acts = in_flight * entering + saved if again else in_flight * saved
-        held = data.fixed(i, j) + samples * (acts + 2 * (entering + data.output[last]))
+        held = data.peak(i, j, samples, in_flight, recompute=again)
         if step and step.peak_bytes.any() and samples <= step.largest and not again:
             held[0, -1] = step.peak_bytes[samples]
         bad = (i >= j) | (held > usable)

@@ -24,8 +24,8 @@ def nothing_fits(tables: Tables, job: Job) -> NoPlanFitsError:
         "optimiser state": float(data.optimizer[-1]),
         "buffers": float(data.buffers[-1]),
     }
-    held = float(data.fixed(0, data.num_layers))
-    sums["reduction"] = held - sum(sums.values())
+    sums["reduction"] = float(data.underway(0, data.num_layers))
+    held = sum(sums.values())
     room = sum(g.usable_bytes * len(g.names) for g in tables.groups)
     teams = [_degree(tables, g, job) for g in tables.groups]
     most = [
@@ -78,7 +78,7 @@ def _most_layers(data: ModelBytes, usable: float) -> int:
     """The longest run of layers that fits with one sample in flight, recomputed."""
     i, j = (a.ravel() for a in np.indices((data.num_layers + 1, data.num_layers + 1)))
     i, j = i[i < j], j[i < j]
-    need = data.fixed(i, j) + data.per_sample(i, j, 1, recompute=True)
+    need = data.peak(i, j, 1, 1, recompute=True)
     fits = need <= usable
     return int((j - i)[fits].max()) if fits.any() else 0
 
@@ -86,5 +86,5 @@ def _most_layers(data: ModelBytes, usable: float) -> int:
 def _largest_layer(tables: Tables) -> tuple[str, float]:
     data = tables.model.bytes
     i = np.arange(data.num_layers)
-    need = data.fixed(i, i + 1) + data.per_sample(i, i + 1, 1, recompute=True)
+    need = data.peak(i, i + 1, 1, 1, recompute=True)
     return tables.model.profile.layers[int(need.argmax())].name, float(need.max())

@@ -1,6 +1,7 @@
 """`profile_model`: from an unmodified module to a Profile of one kind of device."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,10 +11,11 @@ from evener.core.layers import run_order
 from evener.core.profile import Layer, Profile
 from evener.core.seams import Driver
 from evener.errors import ModelError, UsageError
-from evener.profiling.anatomy import Anatomy, anatomy
+from evener.profiling.anatomy import OUTSIDE, Anatomy, anatomy
 from evener.profiling.chain import Piece, chain_of, ties
 from evener.profiling.layers import time_layers, time_updates
 from evener.profiling.memory import give_back, is_out_of_memory, state_bytes
+from evener.profiling.peaks import counts_memory, layer_peaks, line_through, update_bytes, work_bytes
 from evener.profiling.steps import StepTimer, Subject, time_steps
 from evener.profiling.timing import Stopwatch
 from evener.profiling.unchanged import left_unchanged
@@ -71,6 +73,7 @@ def profile_model(
         notes += said
         updates = time_updates(subject, pieces, watch, alone=not round_s)
         notes += updates.notes
+        risen = _risen(subject, pieces, scans, timer, round_s)
         more = [s.micro_batch for s in steps if not s.fits]
         if memory_bytes is not None:
             more = [size for size in more if _largest_layer_bytes(pieces, scans, size) <= memory_bytes]
@@ -79,11 +82,12 @@ def profile_model(
     trainable = [p for p in model.parameters() if p.requires_grad]
     return Profile(
         model=name or type(model).__name__,
-        layers=_layers(pieces, scans),
+        layers=_layers(pieces, scans, risen),
         timings=tuple(timings),
         steps=tuple(steps),
         gradient_bytes=sum(p.nbytes for p in trainable),
         state_bytes=state_bytes(timer.optimizer) or updates.state_bytes,
+        update_bytes=risen.update if risen else None,
         dtype=str(trainable[0].dtype).removeprefix("torch.") if trainable else "float32",
         note="; ".join(dict.fromkeys(notes)),
     )
@@ -130,26 +134,79 @@ def _scan(
     return scans, unusable, notes
 
 
-def _layers(pieces: Sequence[Piece], scans: Sequence[Anatomy]) -> tuple[Layer, ...]:
+@dataclass(frozen=True, kw_only=True)
+class _Risen:
+    """(fixed, per sample) bytes of each layer's work, and what the optimiser takes while it steps."""
+
+    work: dict[str, tuple[int, int]]
+    update: int
+
+
+def _risen(
+    subject: Subject,
+    pieces: Sequence[Piece],
+    scans: Sequence[Anatomy],
+    timer: StepTimer,
+    round_s: dict[int, float],
+) -> _Risen | None:
+    """How far memory rises at the smallest and the largest size, where the device says so."""
+    if not (round_s and scans and counts_memory(subject.device)):
+        return None
+    order = _order(pieces, scans)
+    saved = _saved(pieces, scans)
+    works = []
+    for size in dict.fromkeys((min(round_s), max(round_s))):
+        peaks = layer_peaks(subject, pieces, size)
+        held = {name: fixed + size * each for name, (fixed, each) in saved.items()}
+        works.append((size, work_bytes(order, peaks, held.__getitem__)))
+    few, many = works[0], works[-1]
+    lines = {n: line_through((few[0], few[1][n]), (many[0], many[1][n])) for n in order}
+    return _Risen(work=lines, update=update_bytes(subject.device, timer.update))
+
+
+def _order(pieces: Sequence[Piece], scans: Sequence[Anatomy]) -> list[str]:
     """The layers in the order in which forward uses them, as a cut wants them; see `run_order`."""
     first_use = {name: place for place, name in enumerate(scans[0].order)} if scans else {}
-    names = run_order([p.name for p in pieces], first_use)
+    return list(run_order([p.name for p in pieces], first_use))
+
+
+def _saved(pieces: Sequence[Piece], scans: Sequence[Anatomy]) -> dict[str, tuple[int, int]]:
+    """(fixed, per sample) bytes that each layer keeps for backward; the loss's are the last layer's."""
+    found = {}
+    last = _order(pieces, scans)[-1]
+    for piece in pieces:
+        names = (piece.name, OUTSIDE) if piece.name == last else (piece.name,)
+        held = [(s.micro_batch, sum(s.saved_bytes[n] for n in names)) for s in scans]
+        found[piece.name] = line_through(held[0], held[-1]) if held else (0, 0)
+    return found
+
+
+def _layers(pieces: Sequence[Piece], scans: Sequence[Anatomy], risen: _Risen | None) -> tuple[Layer, ...]:
+    """The layers in the order in which forward uses them; with all bytes where memory is counted."""
     tied = ties(tuple(pieces))
+    saved = _saved(pieces, scans)
 
     def of(piece: Piece) -> Layer:
+        fixed, each = saved[piece.name]
+        work = risen.work[piece.name] if risen else (0, 0)
+        if risen is None:
+            fixed, each = 0, round(_per_sample(scans, lambda s: s.saved_bytes[piece.name]))
         return Layer(
             name=piece.name,
             num_params=sum(p.numel() for p in piece.params),
             param_bytes=piece.param_bytes,
+            saved_bytes=fixed,
+            work_bytes=work[0],
+            work_bytes_per_sample=work[1],
             buffer_bytes=sum(b.nbytes for b in piece.buffers),
             output_bytes_per_sample=round(_per_sample(scans, lambda s: s.output_bytes.get(piece.name, 0))),
-            saved_bytes_per_sample=round(_per_sample(scans, lambda s: s.saved_bytes[piece.name])),
+            saved_bytes_per_sample=each,
             flops_per_sample=_per_sample(scans, lambda s: s.flops[piece.name]),
             tied=tied[piece.name],
         )
 
     by_name = {p.name: p for p in pieces}
-    return tuple(of(by_name[name]) for name in names)
+    return tuple(of(by_name[name]) for name in _order(pieces, scans))
 
 
 def _per_sample(scans: Sequence[Anatomy], count: Callable[[Anatomy], float]) -> float:

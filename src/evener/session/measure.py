@@ -19,7 +19,7 @@ from evener.core.profile import Profile
 from evener.core.seams import Wire
 from evener.errors import OutOfMemoryError
 from evener.profiling import merge_profiles, profile_model
-from evener.profiling.memory import is_out_of_memory
+from evener.profiling.memory import give_back, is_out_of_memory, start_peak
 from evener.runtime.dropout import dropout_keys
 from evener.runtime.problem import to_device
 from evener.session.decide import check_dataset
@@ -50,6 +50,8 @@ def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: f
 
     _move_to(device, recipe, site)
     memory = site.device.free_memory_bytes or site.device.memory_bytes
+    if device.type != "cpu":
+        memory = None  # it says itself what does not fit
     with dropout_keys(recipe.model, -1, None):
         profile = profile_model(
             model=recipe.model,
@@ -65,6 +67,8 @@ def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: f
             name=recipe.name or type(recipe.model).__name__,
         )
     recipe.model.to("cpu")  # the plan says which part of it the device holds
+    give_back(device)
+    start_peak(device)  # the run's own peak is still to come
     return profile
 
 
