@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from evener.core.actions import parse_action
 from evener.core.buckets import BUCKET_BYTES
+from evener.core.seams import Driver
 from evener.runtime.executor import Executor, StepResult
 from evener.runtime.hardware import HardwareDriver
 from evener.runtime.holding import Alone, Settings, whole_model
@@ -141,7 +142,7 @@ def train_on(rank: int, world_size: int, case: Case) -> DeviceRun:
         seen: list[Gradients] = []
         device.recorder = seen.append
         result = device.step(step, sizes, batches[step])
-        run.tries.append(_try(result, seen, device.model))
+        run.tries.append(attempt_of(result, seen, device.model))
         if result.verdict.do == "shrink":
             sizes = [halved(s) if f"test/{d}" in result.verdict.devices else s for d, s in enumerate(sizes)]
         else:
@@ -154,7 +155,9 @@ def train_on(rank: int, world_size: int, case: Case) -> DeviceRun:
 class Device:
     """A device of the test with its executor, in the process of its rank."""
 
-    def __init__(self, rank: int, world_size: int, case: Case) -> None:
+    def __init__(
+        self, rank: int, world_size: int, case: Case, stage: int = 0, driver: Driver | None = None
+    ) -> None:
         self.rank, self.case = rank, case
         self.model = base_model(case.dtype)
         self.recorder: Callable[[Gradients], None] = lambda gradients: None
@@ -179,9 +182,10 @@ class Device:
             problem,
             ranks,
             GroupWire(),
+            stage=stage,
             bucket_bytes=1 if case.several_buckets else BUCKET_BYTES,
         )
-        self.executor = Executor(holding, optimizer, problem, ranks, HardwareDriver(cpu), settings)
+        self.executor = Executor(holding, optimizer, problem, ranks, driver or HardwareDriver(cpu), settings)
 
     def step(self, number: int, sizes: list[tuple[int, ...]], batch: Batch) -> StepResult:
         """Take step `number` over the global batch `batch`, cut into `sizes` by device."""
@@ -227,7 +231,7 @@ def _gradients(model: nn.Module) -> Gradients:
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
-def _try(result: StepResult, seen: list[Gradients], model: nn.Module) -> Try:
+def attempt_of(result: StepResult, seen: list[Gradients], model: nn.Module) -> Try:
     assert len(seen) <= 1, "the optimiser moved twice in one step"
     return Try(
         step=result.number,

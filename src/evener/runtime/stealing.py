@@ -110,6 +110,11 @@ class Draw:
         return self._given.get(micro_batch)
 
     @property
+    def num_taken(self) -> int:
+        """Micro-batches of others that this device took."""
+        return len(self._given)
+
+    @property
     def num_lost(self) -> int:
         """Own micro-batches that others took."""
         return self._lost

@@ -66,7 +66,8 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
     assert steps is not None
     layout, ranks = steps.layout, steps.ranks
     steps.decisions += steps.stealing.summary() if steps.stealing else []
-    steps.decisions += [f"{fault}: not reached" for fault in member.faults or []]
+    faults = member.request.faults.faults
+    steps.decisions += [f"{fault}: not reached" for fault in faults if fault.at_step >= steps.number]
     _hand_in(room, steps)
     steps.average_buffers(layout.holding.wire)
     collect(recipe.model, layout.holders, ranks)
