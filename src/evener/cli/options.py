@@ -65,6 +65,9 @@ Adapt = Annotated[
     bool,
     typer.Option("--adapt/--no-adapt", help="Move work when devices turn out faster or slower."),
 ]
+Steal = Annotated[
+    bool, typer.Option("--steal", help="A device that is done takes waiting work of a slower one.")
+]
 Faults = Annotated[str, typer.Option(help="Scripted trouble: 'slow lab1/a x3 at step 40; oom lab1/b at 60'.")]
 Noise = Annotated[
     float | None,

@@ -27,6 +27,7 @@ from evener.cli.options import (
     Seed,
     Serve,
     ShapesWanted,
+    Steal,
     Weights,
 )
 from evener.errors import UsageError
@@ -49,6 +50,7 @@ def train(
     devices: Devices = None,
     weights: Weights = None,
     adapt: Adapt = True,
+    steal: Steal = False,
     faults: Faults = "",
     noise: Noise = None,
     seed: Seed = None,
@@ -101,6 +103,7 @@ def train(
         shapes=shapes,
         weights=str(weights.resolve()) if weights else None,
         adapt=adapt,
+        steal=steal,
         faults=parse_faults(faults),
         noise=noise,
         seed=seed,
