@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from evener.cli.options import AsJson
 from evener.core.host import HostFacts
 
 STYLES = {"works": "green", "slow": "yellow", "fails": "bold red"}
@@ -30,9 +31,7 @@ def doctor(
     measure: Annotated[
         bool, typer.Option(help="Time matrix products in each data type on each device (seconds each).")
     ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look at every device, driver, build, limit, network and setting, and grade what is found.
 

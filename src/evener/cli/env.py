@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from evener.cli.options import AsJson
+
 
 def env(
     hosts: Annotated[
@@ -20,9 +22,7 @@ def env(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write a folder for each environment here.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a Dockerfile, a conda environment and pip lines for each group of devices that share a build.
 
