@@ -29,6 +29,7 @@ VERBS = {
     "train": "Train a recipe on all devices, or rehearse another fleet here.",
     "watch": "Show a run while it goes on: in the terminal, or live on a page.",
     "checkpoints": "List what a run has saved, verify it, write its weights as one file.",
+    "explain": "Say where a run's time goes: use and communication of each device.",
     "report": "Write a run's folder as one HTML page that works offline.",
     "verify": "Show that the devices together compute what one device would.",
 }

@@ -1,11 +1,14 @@
 """The plain driver: work runs on the device at its own speed, timed by the host's monotonic clock."""
 
+import resource
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
 import torch
+
+from evener.core.figures import Figure
 
 
 class HardwareDriver:
@@ -29,6 +32,14 @@ class HardwareDriver:
         if self._on_accelerator:
             torch.accelerator.synchronize(self.device)
         return result
+
+
+def peak_bytes(device: torch.device) -> Figure:
+    """The most bytes held so far: by the allocator of an accelerator, on a CPU by the whole process."""
+    if device.type != "cpu" and (held := torch.accelerator.max_memory_allocated(device)):
+        return Figure(value=held, source="measured", note="by torch's allocator")
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return Figure(value=kib * 1024, source="measured", note="whole process, framework included")
 
 
 def open_torch_device(type_: str, index: int | None, threads: int | None) -> torch.device:

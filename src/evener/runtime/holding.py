@@ -1,6 +1,8 @@
 """What the steps of one device have in common: what it holds, how it reaches the others, and its samples."""
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -23,11 +25,15 @@ TRACED_ACTIONS = 4096  # the newest ones; older ones are in the records as secon
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How steps are taken: the part of a job's wishes that the executor needs."""
+    """How steps are taken: the part of a job's wishes that the executor needs.
+
+    `ranges` opens a range of that name around each action: what a profiler shows.
+    """
 
     max_norm: float | None = None
     on_non_finite: Literal["stop", "skip"] = "stop"
     loss_scale: float | None = None
+    ranges: Callable[[str], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass(frozen=True, kw_only=True)

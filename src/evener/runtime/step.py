@@ -56,6 +56,10 @@ class Step:
 
     def do(self, action: Action) -> None:
         """Do one action of the row."""
+        with self.bench.settings.ranges(str(action)):
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
         kind, stage, micro_batch = action.type, action.stage or 0, action.micro_batch or 0
         key = (stage, micro_batch)
         if kind == "STEP":
@@ -94,7 +98,8 @@ class Step:
     def _read(self, key: Key) -> Any:
         before = self.driver.now()
         try:
-            batch = self.driver.run("INPUT", lambda: self._fetch_batch(*key))
+            with self.bench.settings.ranges("INPUT"):
+                batch = self.driver.run("INPUT", lambda: self._fetch_batch(*key))
         except EvenerError:
             raise
         except Exception as e:
@@ -323,9 +328,10 @@ class Step:
         self.share.computed_s = launched - self.start_s
         self.share.compute_s = self.seconds.get("compute", 0.0)
         reducers.launch_rest()
-        reducers.wait()
-        self.is_summed = True
-        totals = self.bench.tally.launch(self.number, self.share).wait()
+        with self.bench.settings.ranges("REDUCE_GRAD"):
+            reducers.wait()
+            self.is_summed = True
+            totals = self.bench.tally.launch(self.number, self.share).wait()
         done = self.driver.now()
         waited = min(max(totals.computed_s.values()) - totals.computed_s[self.here], done - launched)
         self._spent("REDUCE_GRAD", "wait", launched, launched + waited)

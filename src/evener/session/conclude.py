@@ -3,13 +3,14 @@
 import sys
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
-from evener.core.figures import Value
+from evener.core.figures import Figure, Value
 from evener.core.files import write, write_bytes
 from evener.core.plan import Plan
 from evener.core.records import StepRecord
@@ -19,6 +20,7 @@ from evener.report.accounting import account, predicted_solo
 from evener.report.chrome import chrome_trace
 from evener.report.live import LiveView
 from evener.report.metrics import MetricsWriter
+from evener.report.page.files import RunInfo
 from evener.report.plans import plan_text
 from evener.report.results import Evaluation, RunReport
 from evener.report.steps import typical_step
@@ -35,7 +37,8 @@ class Outcome(Value, frozen=True, kw_only=True):
     """What a run leaves: its report, its plan, its decisions, and whether a rehearsal's timings hold.
 
     `heldout_first` is the held-out loss before the first step; `heldout_loss` and `heldout_metrics` (means)
-    are those after the last.
+    are those after the last. `peak_bytes` are measured: on an accelerator what its allocator held, on a CPU
+    the whole process.
     """
 
     report: RunReport | None
@@ -49,6 +52,7 @@ class Outcome(Value, frozen=True, kw_only=True):
     timings_hold: bool = True
     rehearsal: str = ""
     parameters_agree: bool = True
+    peak_bytes: dict[str, Figure] = {}
 
     def as_json(self) -> dict[str, Any]:
         """One flat object: the report's fields and these."""
@@ -66,6 +70,7 @@ class Journal:
         self._metrics: MetricsWriter | None = None
         self._live: LiveView | None = None
         self._told = 0
+        self.peak_bytes: dict[str, Figure] = {}
         self.heldout_first: Heldout | None = None
         self.heldout_last: Heldout | None = None
 
@@ -77,6 +82,15 @@ class Journal:
         if not leads:
             return
         write(self.folder / "plan.json", plan)
+        total = samples_to_train(self._request, len(self.recipe.dataset), plan.global_batch)
+        steps = -(-total // plan.global_batch)
+        about = RunInfo(
+            name=self.recipe.name or Path(self._request.script).stem,
+            total_steps=steps,
+            rehearse=self._request.rehearse,
+            started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        )
+        write(self.folder / "run.json", about)
         self._metrics = self._metrics or MetricsWriter(self.folder / "metrics.jsonl")
         if not self._quiet:
             print(plan_text(plan), file=sys.stderr)
@@ -102,7 +116,10 @@ class Journal:
             self._live.update(record)
 
     def tell(self, decisions: Sequence[str]) -> None:
-        """Show the sentences that are new since the last call."""
+        """Show the sentences that are new since the last call, and keep them for who looks on."""
+        if self._metrics and decisions[self._told :]:
+            with (self.folder / "decisions.jsonl").open("ab") as f:
+                f.write(b"".join(msgspec.json.encode(s) + b"\n" for s in decisions[self._told :]))
         if self._live:
             for sentence in decisions[self._told :]:
                 self._live.say(sentence)
@@ -137,6 +154,7 @@ class Journal:
             timings_hold=held,
             rehearsal=sentence,
             parameters_agree=_agree(checksums),
+            peak_bytes=self.peak_bytes,
         )
         write(self.folder / "report.json", outcome.as_json())
         if not self._quiet:

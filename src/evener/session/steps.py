@@ -1,6 +1,7 @@
 """The steps of a job on one device: data in, executor, records out. All devices run this alike."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 
 import msgspec
 import torch
@@ -22,6 +23,7 @@ from evener.session.feed import Feed, Samples
 from evener.session.layout import Layout
 from evener.session.playbook import Playbook
 from evener.session.precision import needs_loss_scale
+from evener.session.profiled import StepProfiler
 from evener.session.recipe import Recipe
 from evener.session.scopes import Scopes
 from evener.session.scripted import Scripted
@@ -69,6 +71,7 @@ class Steps:
             max_norm=recipe.max_norm,
             on_non_finite=recipe.on_non_finite,
             loss_scale=FIRST_LOSS_SCALE if needs_loss_scale(plan, recipe) else None,
+            ranges=lambda action: self.profiler.range(action) if self.profiler else nullcontext(),
         )
         self._timetable = Timetable(made=made or {}, norms=layout.norms)
         self.scopes = Scopes(layout.holding, layout.norms, ranks, layout.connect)
@@ -81,6 +84,7 @@ class Steps:
         self.at_boundary: Callable[[int], None] = lambda number: None
         self.decisions: list[str] = []
         self.adapter: Adapter | None = None
+        self.profiler: StepProfiler | None = None
         self.scripted: Scripted | None = None
         self.stealing: Stealing | None = None
         self._feed: Feed | None = None
@@ -189,6 +193,10 @@ class Steps:
         self.scopes.open(self.playbook.routes, self._sizes)
 
     def _step(self, number: int) -> StepResult:
+        with self.profiler.step(number) if self.profiler else nullcontext():
+            return self._take_step(number)
+
+    def _take_step(self, number: int) -> StepResult:
         batch = global_batch_at(self.samples_seen, len(self.recipe.dataset), self.plan.global_batch)
         self._set_learning_rate()
         if self._feed is None:

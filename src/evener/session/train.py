@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from evener.core.figures import Value
+from evener.core.figures import Figure, Value
 from evener.core.trace import Trace
 from evener.rehearsal.verdict import Lateness
+from evener.runtime.hardware import peak_bytes
 from evener.runtime.replicas import checksums, collect
 from evener.session.adapting import adapter_of
 from evener.session.checkpointing import Checkpointing
@@ -16,6 +17,7 @@ from evener.session.meeting import Meeting
 from evener.session.members.copying import Copying
 from evener.session.members.member import Generation, Member
 from evener.session.members.turnover import profile_of
+from evener.session.profiled import write_profiled
 from evener.session.scripted import begin_script, scripted
 from evener.session.stealing import Stealing
 from evener.session.steps import Steps
@@ -79,6 +81,10 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
     rehearsed = member.request.rehearse
     lateness = [room.get(f"lateness/{d}", Lateness) for d in ranks.devices] if rehearsed else []
     sums = [room.get(f"checksums/{d}", Checksums).by_name for d in ranks.devices]
+    if member.request.profile_step is not None:
+        folder = Path(member.request.run_dir)
+        steps.decisions += [write_profiled(room, ranks.devices, member.request.profile_step, folder)]
+    journal.peak_bytes = {d: room.get(f"peak/{d}", Figure) for d in ranks.devices}
     return journal.conclude(steps.plan, spans, steps.decisions, lateness, sums)
 
 
@@ -123,6 +129,9 @@ def _hand_in(room: Meeting, steps: Steps) -> None:
     """Give the leading process what only this one knows: spans, lateness, the parameters' checksum."""
     here, site = steps.ranks.here, steps.site
     room.put(f"trace/{here}", Trace(source="measured", spans=steps.executor.spans))
+    room.put(f"peak/{here}", peak_bytes(site.torch_device))
+    if steps.profiler and steps.profiler.found:
+        room.put(f"profiled/{here}", steps.profiler.found)
     room.put(f"checksums/{here}", Checksums(by_name=checksums(steps.layout.parameters)))
     if site.lateness is not None:
         room.put(f"lateness/{here}", site.lateness)

@@ -16,6 +16,7 @@ from evener.session.keep import saved_tensors
 from evener.session.layout import lay_out
 from evener.session.members.handover import hand_over
 from evener.session.members.member import Generation, Member
+from evener.session.profiled import StepProfiler
 from evener.session.resume import take_up
 from evener.session.site import backend_of
 from evener.session.state import held_tensors, holders_of
@@ -55,6 +56,8 @@ def form(member: Member, generation: Generation) -> None:
         layout = lay_out(member.recipe, turn.plan, ranks, site, turn.fleet, room, rehearse=request.rehearse)
         steps = Steps(member.recipe, turn.plan, ranks, site, layout, request.seed, made)
         steps.decisions = member.decisions
+        if request.profile_step is not None:
+            steps.profiler = StepProfiler(request.profile_step, here, site.torch_device)
         steps.number, steps.samples_seen = turn.step, turn.samples_seen
         generation.steps, generation.held = steps, held_tensors(steps)
         generation.open(layout.holding.channel)
