@@ -1,21 +1,22 @@
-"""A plan without some of its devices, changed as little as possible: where there is nothing to plan with."""
+"""A plan without a device, or with one more, changed as little as possible: where nothing was measured."""
 
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from evener.core.faults import Fault
-from evener.core.plan import LeftOut, Pipeline, Plan
+from evener.core.plan import LeftOut, Pipeline, Plan, Share, Stage
+from evener.core.split import apportion
 from evener.errors import NoPlanFitsError
-from evener.sim.shrink import shrink
+from evener.sim.shrink import resized_to, shrink
 
 
 def without(plan: Plan, lost: Sequence[str]) -> tuple[Plan, str]:
     """The plan without the devices `lost`, and the sentence why it is this one.
 
     Shares and pipelines that remain take over the samples. Where no pipeline would remain, the layers of
-    a lost device go to the neighbour in its pipeline that holds fewer. Raises NoPlanFitsError when no device is
-    left. Example: pipelines of one stage with 8, 4 and 4 samples become 11 and 5 without the last.
+    a lost device go to the neighbour in its pipeline that holds fewer. Raises NoPlanFitsError when no device
+    is left. Example: pipelines of one stage with 8, 4 and 4 samples become 11 and 5 without the last.
     """
     told = []
     for device in lost:
@@ -27,6 +28,23 @@ def without(plan: Plan, lost: Sequence[str]) -> tuple[Plan, str]:
             plan, sentence = _merged(plan, device)
         told.append(sentence)
     return plan, "; ".join(told)
+
+
+def with_device(plan: Plan, device: str) -> tuple[Plan, str]:
+    """The plan with `device` as one more pipeline that holds the whole model, and the sentence why.
+
+    It takes an average share: samples over devices. Example: 7 and 5 of 12 samples become 5, 3 and 4.
+    """
+    share = max(1, round(plan.global_batch / (len(plan.devices) + 1)))
+    parts = apportion(plan.global_batch - share, [p.samples for p in plan.pipelines])
+    old = tuple(resized_to(p, n) for p, n in zip(plan.pipelines, parts, strict=True))
+    layers = tuple(layer for stage in plan.pipelines[0].stages for layer in stage.layers)
+    size = min(share, max(p.micro_batch for p in plan.pipelines))
+    stage = Stage(layers=layers, shares=(Share(devices=(device,), samples=size),))
+    new = Pipeline(samples=share, micro_batch=size, stages=(stage,))
+    left_out = tuple(x for x in plan.left_out if x.device != device)
+    grown = replace(plan, pipelines=(*old, new), left_out=left_out, prediction=None, reductions=(), owners=())
+    return grown, f"{device} takes an average share, {share} samples; whether the model fits was not measured"
 
 
 def _merged(plan: Plan, device: str) -> tuple[Plan, str]:

@@ -6,12 +6,14 @@ The parent hosts the store in which the processes meet; children come from a for
 import multiprocessing as mp
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -20,9 +22,12 @@ from evener.errors import EvenerError, PeerLostError
 from evener.session.conclude import Outcome
 from evener.session.lookout import Lookout
 from evener.session.meeting import FINISHED, OUTCOME, open_meeting, read_failure
+from evener.session.members.joiner import meeting_at
 from evener.session.members.pulse import GONE, pulse_key
-from evener.session.request import Request
+from evener.session.members.wishes import leave_on_sigterm
+from evener.session.request import Request, at_start
 
+T = TypeVar("T")
 LOOK_S = 5.0
 GRACE_S = 3.0  # for the others to tell why, after one process has ended in failure
 # torch loads its compiler at the first step of an optimiser: once in the server, not once a process.
@@ -30,11 +35,17 @@ PRELOADED = ["evener.session.worker", "torch._dynamo"]
 
 
 def launch(request: Request) -> Outcome:
-    """Run `request` in one new process per device of its fleet; the outcome of the leading one.
+    """Train as `request` says in one new process per device of its fleet; see `launch_for`."""
+    return launch_for(request, Outcome)
+
+
+def launch_for(request: Request, kind: type[T]) -> T:
+    """Run `request` in one new process per device of its fleet; the outcome, a `kind`, of the leading one.
 
     Raises the first failure of any process, naming the device; no process is left behind.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    request = at_start(request)
+    store, port = _store("127.0.0.1")
     # Idle OpenMP threads spin on cores that other processes need: with 1 + 2 threads on 2 cores a step took
     # three times as long. Read when torch is loaded, that is by the fork server; a value of the user's stays.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -43,13 +54,13 @@ def launch(request: Request) -> Outcome:
     lifeline, parent_end = context.Pipe(duplex=False)
     processes = []
     try:
-        for number, device in enumerate(request.fleet.devices):
+        for number, device in enumerate([*request.fleet.devices, *(x.device for x in request.later)]):
             environment = {
                 "RANK": str(number),
                 "LOCAL_RANK": str(number),
                 "WORLD_SIZE": str(len(request.fleet.devices)),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(store.port),
+                "MASTER_PORT": str(port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is ours; children join it as clients
             }
             process = context.Process(
@@ -60,10 +71,10 @@ def launch(request: Request) -> Outcome:
         lookout = Lookout(Path(request.run_dir) / "metrics.jsonl")
         _watch(processes, store, lookout, elastic=request.elastic and len(processes) > 1)
         store.wait([OUTCOME], timedelta(seconds=GRACE_S))
-        return decode(store.get(OUTCOME), Outcome, "the run's outcome")
+        return decode(store.get(OUTCOME), kind, "the run's outcome")
     finally:
+        parent_end.close()  # the children hear that and end
         _end(processes)
-        parent_end.close()
 
 
 def _child(request_json: bytes, environment: dict[str, str], lifeline: Connection) -> None:
@@ -72,12 +83,26 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends us
     mp.set_start_method(None, force=True)  # data loader workers start as they do in any script
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
-    from evener.session.worker import guarded_work
+    from evener.session.predict import predict_to_file
+    from evener.session.worker import guarded_work, join
 
     request = decode(request_json, Request, "the request")
-    meeting = open_meeting()
+    number, starting = int(environment["RANK"]), len(request.fleet.devices)
     try:
-        guarded_work(request, meeting)
+        if number >= starting:
+            join(
+                request,
+                meeting_at("127.0.0.1", int(environment["MASTER_PORT"])),
+                request.later[number - starting],
+            )
+            return
+        meeting = open_meeting()
+        if request.elastic and starting > 1:
+            leave_on_sigterm(meeting, request.fleet.devices[number].name)
+        if request.predict:
+            predict_to_file(request, meeting)
+        else:
+            guarded_work(request, meeting)
     except EvenerError as e:
         os._exit(e.exit_code)  # told to the store; loader workers and Gloo threads need no goodbye
 
@@ -128,11 +153,18 @@ def _why(process, store: dist.Store, *, patient: bool) -> EvenerError:
     )
 
 
+def _store(host: str) -> tuple[dist.TCPStore, int]:
+    """The job's store, which listens at `host` alone, and its port: torch's own choice is every interface."""
+    listening = socket.create_server((host, 0))
+    port = listening.getsockname()[1]
+    store = dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+    return store, port
+
+
 def _end(processes: list) -> None:
-    """End every process that still runs: first asked, then made to."""
-    for process in processes:
-        if process.is_alive():
-            process.terminate()
+    """End every process that still runs: SIGTERM would only ask it to leave the job in good order."""
     for process in processes:
         process.join(1.0)
         if process.is_alive():

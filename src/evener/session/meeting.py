@@ -64,12 +64,27 @@ class Meeting:
         """The job's store over a connection of its own, for another thread or for one group."""
         return self._entrance.clone()  # type: ignore[attr-defined]
 
+    def connected(self) -> "Meeting":
+        """This meeting over connections of its own, for another thread."""
+        other = copy(self)
+        other.store = self.store.clone()  # type: ignore[attr-defined]
+        other._entrance = self._entrance.clone()  # type: ignore[attr-defined]
+        return other
+
     def put(self, key: str, value: object) -> None:
         self.store.set(key, encode(value))  # type: ignore[arg-type]  # bytes are taken
 
     def has(self, key: str) -> bool:
         """Whether `key` was put."""
         return self.store.check([key])
+
+    def get_unless(self, key: str, shape: type[T], other: str) -> T | None:
+        """The value another process put under `key`, however long that takes; None once `other` is put."""
+        while not self.has(key):
+            if self.has(other):
+                return None
+            time.sleep(POLL_S)
+        return self.get(key, shape)
 
     def get(self, key: str, shape: type[T], timeout: timedelta = GROUP_TIMEOUT) -> T:
         """The value another process put under `key`; waits for it, and no longer than the job lives."""

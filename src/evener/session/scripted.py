@@ -4,6 +4,9 @@
 is taken again is not struck again.
 """
 
+import os
+import signal
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
@@ -11,8 +14,10 @@ from torch import nn
 
 from evener.core.actions import Action
 from evener.core.faults import Fault
+from evener.core.fleet import Device
 from evener.errors import UsageError
 from evener.rehearsal.pacer import Pacer
+from evener.session.members.pulse import Pulse
 from evener.session.request import Request
 from evener.session.site import Site
 
@@ -72,15 +77,40 @@ def begin_script(request: Request, site: Site) -> list[Fault]:
     if isinstance(site.driver, Pacer):
         own = site.device.rehearsed.noise if site.device.rehearsed else 0.0
         site.driver.disturb(own if request.noise is None else request.noise, f"{request.seed} {here}")
-    return [f for f in request.faults.faults if here in (f.device, f.other)]
+    return [f for f in request.faults.faults if _strikes(f, site.device, request.fleet.devices[0])]
 
 
-def scripted(waiting: list[Fault], site: Site, modules: Iterable[nn.Module]) -> Scripted | None:
+def _strikes(fault: Fault, here: Device, first: Device) -> bool:
+    """Whether the fault is played by the process of `here`.
+
+    A cut strikes the end that is not the job's first device, at which the store is: it is cut off from that.
+    """
+    if fault.type == "cut":
+        near = {first.name, first.host}
+        far = fault.device if fault.device not in near else fault.other
+        return far in (here.name, here.host)
+    return fault.type != "join" and fault.device == here.name
+
+
+def scripted(
+    waiting: list[Fault], site: Site, modules: Iterable[nn.Module], pulse: Pulse | None
+) -> Scripted | None:
     """What strikes this device as it now is; None where nothing is left to."""
     if not waiting:
         return None
     memory = OutOfMemoryOnce(modules)
-    return Scripted(waiting, {"slow": lambda fault: _slow(site, fault), "oom": memory.arm}, memory.close)
+    strikes: dict[str, Strike] = {"slow": lambda fault: _slow(site, fault), "oom": memory.arm}
+    if pulse is not None:
+        strikes["leave"] = lambda fault: os.kill(os.getpid(), signal.SIGKILL)
+        strikes["cut"] = lambda fault: _cut_off(pulse, fault)
+    return Scripted(waiting, strikes, memory.close)
+
+
+def _cut_off(pulse: Pulse, fault: Fault) -> None:
+    """As behind a cut cable: sockets stay open, nothing comes and nothing goes, no sign of life either."""
+    assert fault.for_s is not None
+    pulse.hold(fault.for_s)
+    time.sleep(fault.for_s)
 
 
 def _slow(site: Site, fault: Fault) -> None:

@@ -14,6 +14,7 @@ from evener.session.decide import samples_to_train
 from evener.session.heldout import evaluate_heldout
 from evener.session.keep import keep_first_gradient, save_parameters
 from evener.session.meeting import Meeting
+from evener.session.members.changes import changes_of
 from evener.session.members.copying import Copying
 from evener.session.members.member import Generation, Member
 from evener.session.members.turnover import profile_of
@@ -35,15 +36,16 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
     assert steps is not None
     _prepare_for_change(member, generation)
     saving = _saving(member, generation)
+    changes = changes_of(member, generation)
     wire, layout = steps.layout.holding.wire, steps.layout
     evaluate = request.evaluate and recipe.heldout is not None
     if request.keep_gradient and steps.number == 0:
         folder, extra = Path(request.run_dir), layout.tables.dense_gradients
         keep_first_gradient(layout.parameters, steps.optimizer, folder, steps.ranks.rank, extra)
     journal.open(steps.plan, leads=steps.ranks.rank == 0)
-    if evaluate and steps.number == 0:
-        journal.heldout_first = evaluate_heldout(steps, wire)
     try:
+        if evaluate and steps.number == 0:
+            journal.heldout_first = evaluate_heldout(steps, wire)
         for record in steps.run(samples_to_train(request, len(recipe.dataset), recipe.global_batch)):
             journal.add(record)
             journal.tell(steps.decisions)
@@ -52,6 +54,8 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
         if saving:
             saving.finish()
     finally:
+        if changes:
+            changes.stop()
         if saving:
             saving.close()
     if evaluate:
@@ -98,7 +102,9 @@ def _prepare_for_change(member: Member, generation: Generation) -> None:
     steps.decisions += [why_not] if why_not and generation.number == 1 else []
     if member.faults is None:
         member.faults = begin_script(request, steps.site)
-    steps.scripted = scripted(member.faults, steps.site, [part.module for part in holding.parts.values()])
+    steps.scripted = scripted(
+        member.faults, steps.site, [part.module for part in holding.parts.values()], member.pulse
+    )
     if steps.plan.steal and len(steps.plan.devices) > 1:
         store = generation.room.within("stealing").store
         steps.stealing = Stealing(store, steps.samples, member.here, steps.site.driver.now)

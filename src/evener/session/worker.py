@@ -7,22 +7,26 @@ open device → load recipe → measure (each kind once) → plan (first process
                └── roll call ◄───┘
 """
 
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from evener.core.membership import Turn
-from evener.errors import EvenerError, PeerLostError
+from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.runtime.replicas import spread_state
 from evener.session.conclude import Journal, Outcome
 from evener.session.meeting import FINISHED, OUTCOME, Failure, Meeting
 from evener.session.members.form import form, room_of
-from evener.session.members.member import Generation, Member
+from evener.session.members.joiner import enter, own_profile
+from evener.session.members.member import Belongings, Generation, Member
 from evener.session.members.pulse import SILENT_S, Pulse
 from evener.session.members.turnover import next_turn, tear_down
 from evener.session.prepare import agreed_plan, prepared
 from evener.session.recipe import Recipe, load_recipe
-from evener.session.request import Request
-from evener.session.site import site_of
+from evener.session.request import Later, Request
+from evener.session.site import open_site, site_of
 from evener.session.tables import table_names, take_out
 from evener.session.train import conclude, train
 
@@ -32,9 +36,15 @@ STAND_BY_S = 0.02
 
 def guarded_work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Outcome | None:
     """`work`, telling the other processes why, should it fail; raises the first failure of the job."""
-    name = request.fleet.devices[meeting.rank].name
-    try:
+    with telling(meeting, request.fleet.devices[meeting.rank].name):
         return work(request, meeting, recipe)
+
+
+@contextmanager
+def telling(meeting: Meeting, name: str) -> Iterator[None]:
+    """What ends the process of device `name` in here ends the job, and all others are told why."""
+    try:
+        yield
     except PeerLostError as e:
         cause = meeting.wait_for_failure()
         if cause is None:
@@ -79,7 +89,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     try:
         fleet, plan, member.profile = agreed_plan(request, meeting, recipe, site)
         turn = Turn(fleet=fleet, plan=plan, members=tuple(d.name for d in fleet.devices))
-        outcome, last = _live(member, turn)
+        outcome, last = _live(member, turn, 1)
         if handed_in and not _everyone_has_all(last, recipe):
             _hand_on(member, last)
         return outcome
@@ -89,14 +99,36 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
         take_out(recipe.model)
 
 
+def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
+    """Take part in a running job as another device; the outcome if it comes to lead.
+
+    The recipe is loaded and measured while the others train. Raises RefusedError with the job's reason; what
+    fails before that does not touch the job.
+    """
+    device = later.device
+    site = open_site(device, rehearse=request.rehearse, fleet=request.fleet)
+    recipe = prepared(load_recipe(request.script, request.seed), request)
+    pulse = Pulse(meeting.connect(), device.name)
+    pulse.start()
+    meeting.alarm = lambda: pulse.alarm
+    member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse, has_begun=True)
+    try:
+        own_profile(member)
+        turn, number = enter(member, device, later.from_step, later.links)
+        with telling(meeting, device.name):
+            return _live(member, turn, number)[0]
+    finally:
+        pulse.stop()
+
+
 def survives(request: Request, meeting: Meeting) -> bool:
     """Whether the job goes on when a device is lost: when it is wished and there are others."""
     return request.elastic and meeting.world_size > 1
 
 
-def _live(member: Member, turn: Turn) -> tuple[Outcome | None, Generation]:
-    """Generation after generation until the run is at its end."""
-    number, failures = 1, 0
+def _live(member: Member, turn: Turn, number: int) -> tuple[Outcome | None, Generation]:
+    """Generation after generation, from `number` on, until the run is at its end."""
+    failures = 0
     with Journal(member.request, member.recipe) as journal:
         while True:
             generation = Generation(number=number, room=member.meeting.within(room_of(number)), turn=turn)
@@ -122,11 +154,32 @@ def _live(member: Member, turn: Turn) -> tuple[Outcome | None, Generation]:
                 raise PeerLostError(
                     f"{failures} generations in a row ended before their first step", numbers=why
                 )
-            turn = next_turn(member, generation, why)
-            number += 1
+            try:
+                turn, number = _next(member, generation, why)
+            except _Finished:
+                return None, generation
             for record in member.records:
                 journal.add(record)
             member.records.clear()
+
+
+def _next(member: Member, generation: Generation, why: str) -> tuple[Turn, int]:
+    """The next turn, and its generation. A device that was taken for lost wishes to join again."""
+    turn = next_turn(member, generation, why)
+    if turn is not None:
+        return turn, generation.number + 1
+    assert member.pulse is not None
+    member.pulse.watch(0, (), lambda reason: None)
+    member.belongings = Belongings()
+    sentence = f"{member.here} was taken for lost by the others ({why}) and wishes to join again"
+    print(f"evener: {sentence}", file=sys.stderr, flush=True)
+    member.decisions.append(sentence)
+    try:
+        return enter(member, member.site.device)
+    except RefusedError as e:
+        if member.meeting.has(FINISHED):
+            raise _Finished from e
+        raise
 
 
 def _can_go_on(member: Member, error: BaseException) -> bool:

@@ -42,7 +42,7 @@ def _without(plan: Plan, device: str) -> tuple[Plan, str]:
             remedy="a plan with two pipelines or shared stages, or a new search over the remaining devices",
         )
     samples = apportion(plan.global_batch, [p.samples for p in kept])
-    pipelines = tuple(_with_samples(p, n) for p, n in zip(kept, samples, strict=True))
+    pipelines = tuple(resized_to(p, n) for p, n in zip(kept, samples, strict=True))
     left_out = (*plan.left_out, LeftOut(device=device, reason="left"))
     gone = {d for d in plan.devices if d not in {x for p in pipelines for x in p.devices}} - {device}
     left_out += tuple(LeftOut(device=d, reason=f"its pipeline needed {device}") for d in sorted(gone))
@@ -62,7 +62,8 @@ def _stage_without(stage: Stage, device: str, micro_batch: int) -> Stage | None:
     )
 
 
-def _with_samples(pipeline: Pipeline, samples: int) -> Pipeline:
+def resized_to(pipeline: Pipeline, samples: int) -> Pipeline:
+    """The pipeline with another number of samples, in smaller micro-batches where it has fewer than one."""
     if samples >= pipeline.micro_batch:
         return replace(pipeline, samples=samples)
     stages = tuple(_resized(stage, samples) for stage in pipeline.stages)

@@ -2,7 +2,7 @@ import pytest
 
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.errors import NoPlanFitsError
-from evener.policy.without import without
+from evener.policy.without import with_device, without
 
 
 def stage(layers: str, *shares: tuple[str, int]) -> Stage:
@@ -49,3 +49,12 @@ def test_replicas_take_over_the_samples():
     )
     smaller, _ = without(Plan(global_batch=12, pipelines=pipelines), ["z"])
     assert [(p.devices, p.samples) for p in smaller.pipelines] == [(("x",), 7), (("y",), 5)]
+
+
+def test_a_new_device_takes_an_average_share():
+    pipelines = tuple(
+        Pipeline(samples=n, micro_batch=4, stages=(stage("abc", (d, 4)),)) for d, n in (("x", 7), ("y", 5))
+    )
+    larger, why = with_device(Plan(global_batch=12, pipelines=pipelines), "z")
+    assert [(p.devices, p.samples) for p in larger.pipelines] == [(("x",), 5), (("y",), 3), (("z",), 4)]
+    assert "z takes an average share, 4 samples" in why

@@ -69,6 +69,7 @@ class Member:
     pulse: Pulse | None
     profile: Profile | None = None
     belongings: Belongings = field(default_factory=Belongings)
+    wish_profile: Profile | None = None  # of a kind that the job had not measured
     has_begun: bool = False  # once a generation was formed: state is defined from then on
     faults: list[Fault] | None = None  # scripted ones of this device that have not struck; None: not begun
     decisions: list[str] = field(default_factory=list)

@@ -8,7 +8,7 @@ from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import EvenerError, NoPlanFitsError
-from evener.policy.without import without
+from evener.policy.without import with_device, without
 from evener.session.decide import choose_plan, with_inexact
 from evener.session.recipe import Recipe
 from evener.session.request import Request
@@ -21,11 +21,12 @@ def next_plan(
     fleet: Fleet,
     before: Plan,
     gone: Sequence[str],
+    joined: Sequence[str] = (),
 ) -> tuple[Plan, str]:
-    """The plan for `fleet` after `before`, without the devices `gone`, and the sentence why it is this one.
+    """The plan for `fleet` after `before`, without `gone` and with `joined`, and the sentence why this one.
 
     A plan or a split that the user gave is changed as little as possible: others take over what the lost
-    devices did. Raises NoPlanFitsError when nothing works.
+    devices did, a new one takes an average share. Raises NoPlanFitsError when nothing works.
     """
     given = request.plan is not None or request.batch_per_device is not None
     if profile is not None and not given:
@@ -38,12 +39,15 @@ def next_plan(
     else:
         why = "nothing was measured, so the plan changes as little as possible"
     lost = [d for d in gone if d in before.devices]
-    if not lost:
+    plan, told = without(before, lost) if lost else (before, "")
+    for device in joined:
+        plan, sentence = with_device(plan, device)
+        told = "; ".join(filter(None, (told, sentence)))
+    if plan is before:
         return before, why
-    plan, sentence = without(before, lost)
     missing = [d for d in plan.devices if d not in {x.name for x in fleet.devices}]
     if missing:
         raise NoPlanFitsError(
             f"no plan without {', '.join(lost)}", numbers=f"{', '.join(missing)} are not here"
         )
-    return with_inexact(msgspec.structs.replace(plan, prediction=None), recipe), f"{why}: {sentence}"
+    return with_inexact(msgspec.structs.replace(plan, prediction=None), recipe), f"{why}: {told}"

@@ -42,6 +42,7 @@ class Pulse:
         self._lost: dict[str, str] = {}
         self._wake: Callable[[str], None] | None = None
         self._reached_s = clock()
+        self._held_until_s = clock()
         self._over = threading.Event()
         self._lock = threading.Lock()
         self.alarm: str | None = None
@@ -56,6 +57,10 @@ class Pulse:
         """Count no more: the others will take this device for gone."""
         self._over.set()
         self._thread.join()
+
+    def hold(self, seconds: float) -> None:
+        """Neither count nor listen for so long, as if nothing could be reached."""
+        self._held_until_s = self._clock() + seconds
 
     def watch(self, generation: int, others: Sequence[str], wake: Callable[[str], None]) -> None:
         """From now on `wake(reason)` is called, once, when one of `others` is lost or leaves `generation`."""
@@ -81,6 +86,8 @@ class Pulse:
     def look(self) -> None:
         """Count, and see whether all others do; may be called from any thread."""
         now = self._clock()
+        if now < self._held_until_s:
+            return
         with self._lock:
             try:
                 self._count += 1

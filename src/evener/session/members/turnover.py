@@ -8,7 +8,7 @@ from evener.core.fleet import Fleet
 from evener.core.membership import Standing, Turn
 from evener.core.plan import Plan
 from evener.core.profile import Profile
-from evener.errors import PeerLostError
+from evener.errors import StateLostError
 from evener.policy.settle import settle
 from evener.session.members.form import room_of
 from evener.session.members.member import Generation, Member
@@ -34,8 +34,11 @@ def tear_down(generation: Generation) -> None:
     generation.room.leave_group()
 
 
-def next_turn(member: Member, before: Generation, why: str) -> Turn:
-    """Agree with the others on how the job goes on after `before`, which ended because of `why`."""
+def next_turn(member: Member, before: Generation, why: str) -> Turn | None:
+    """Agree with the others on how the job goes on after `before`, which ended because of `why`.
+
+    None where they went on without this device: they took it for lost.
+    """
     assert member.pulse is not None
     noticed_s = time.monotonic()
     number = before.number + 1
@@ -49,11 +52,7 @@ def next_turn(member: Member, before: Generation, why: str) -> Turn:
     member.pulse.watch(number, [d for d in expected if d != member.here], lambda reason: None)
     standings = call_roll(room, member.pulse, expected, standing)
     if standings is None:
-        raise PeerLostError(
-            f"{member.here} was taken for lost by the others, who go on without it",
-            numbers=why,
-            remedy="look at what kept its process from running; it may join again: evener train --join",
-        )
+        return None
     rolled_s = time.monotonic()
     if standings[0].device == member.here:
         room.put("turn", _turn(member, before, standings, planned, member.pulse.lost, why))
@@ -78,6 +77,8 @@ def _turn(
     """How the job goes on, decided by the first of the roll for all."""
     settled = settle(standings, member.names)
     members = tuple(s.device for s in standings)
+    if not any(s.holds or s.snapshots for s in standings):
+        raise StateLostError("no device that is left has any state", remedy="start again: --resume")
     old, plan = before.turn, before.steps.plan if before.steps else before.turn.plan
     gone = [d for d in old.members if d not in members]
     leaves: tuple[str, ...] = ()

@@ -1,0 +1,93 @@
+"""A process that joins a running job: it prepares itself while the others train, then enters a generation."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from evener.core.fleet import Device, Link
+from evener.core.membership import Turn
+from evener.core.words import counted
+from evener.errors import EnvironmentBrokenError, RefusedError
+from evener.profiling import merge_profiles
+from evener.session.measure import micro_batch_grid, profile_here
+from evener.session.meeting import FINISHED, Meeting
+from evener.session.members.form import room_of
+from evener.session.members.identity import identity_of
+from evener.session.members.member import Generation, Member
+from evener.session.members.turnover import Planned, next_turn, profile_of
+from evener.session.members.wishes import Answer, Wish, make_wish
+
+STORE_TIMEOUT = timedelta(seconds=20)
+TRIES = 5
+FOREVER = timedelta(days=365)
+
+
+def meeting_at(host: str, port: int) -> Meeting:
+    """The meeting of a running job whose store listens at `host`:`port`."""
+    try:
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+    except (RuntimeError, ValueError) as e:
+        raise EnvironmentBrokenError(
+            f"the job's store at {host}:{port} is not reached: {str(e).partition(chr(10))[0]}",
+            remedy="the port must be open between the two hosts",
+        ) from e
+    return Meeting(store, rank=-1, world_size=2)
+
+
+def own_profile(member: Member) -> None:
+    """Measure this device's kind, unless the job knows it or has no profile at all."""
+    known = profile_of(member)
+    kind = member.site.device.kind
+    if known is None or any(s.kind == kind for s in known.steps):
+        return
+    sizes = micro_batch_grid(member.recipe.global_batch)
+    measured = profile_here(member.recipe, member.site, sizes, member.request.profile_s)
+    member.profile = merge_profiles((known, measured))
+    member.wish_profile = measured
+
+
+def enter(
+    member: Member, device: Device, from_step: int = 0, links: tuple[Link, ...] = ()
+) -> tuple[Turn, int]:
+    """Wish to join until it is granted; (the turn that this device is in, its generation's number).
+
+    RefusedError with the job's reason; the same when the run has ended meanwhile.
+    """
+    meeting = member.meeting
+    for _ in range(TRIES):
+        wish = Wish(
+            device=device.name,
+            joins=device,
+            links=links,
+            identity=identity_of(member.request, member.recipe),
+            profile=member.wish_profile,
+            from_step=from_step,
+        )
+        number = make_wish(meeting, wish)
+        answer = meeting.get_unless(f"answer/{number}", Answer, FINISHED)
+        if answer is None:
+            raise RefusedError("the run has ended before this device could join", remedy="start another run")
+        if answer.generation is None:
+            raise RefusedError(f"the job refuses: {answer.why_not}", remedy="make it the same as the job's")
+        room = meeting.within(room_of(answer.generation))
+        planned = room.get("planned", Planned)
+        outside = Turn(fleet=planned.fleet, plan=planned.plan, members=planned.members)
+        before = Generation(number=answer.generation - 1, room=room, turn=outside)
+        turn = next_turn(member, before, f"{device.name} joins")
+        if turn is not None:
+            return turn, answer.generation
+    raise RefusedError(
+        f"the job changed {counted(TRIES, 'time')} while this device joined", remedy="try again"
+    )
+
+
+def script_here(script: str, given: Path | None) -> str:
+    """The script as this host has it: the one given, or the job's own path."""
+    path = given or Path(script)
+    if not path.is_file():
+        raise RefusedError(
+            f"this host has no script {path}",
+            remedy="evener train SCRIPT --join …, with the path of the same script here",
+        )
+    return str(path.resolve())
