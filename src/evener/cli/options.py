@@ -48,10 +48,6 @@ ListenAt = Annotated[
         "EVENER_TOKEN, or one is made and printed.",
     ),
 ]
-ProfileStep = Annotated[
-    int | None,
-    typer.Option(min=0, help="Profile this step with torch's profiler on every device: profiled-step.json."),
-]
 LogTo = Annotated[
     list[str] | None,
     typer.Option(help="Also write to: tensorboard, wandb (offline unless WANDB_MODE says otherwise)."),

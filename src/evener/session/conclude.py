@@ -84,20 +84,20 @@ class Journal:
         write(self.folder / "plan.json", plan)
         total = samples_to_train(self._request, len(self.recipe.dataset), plan.global_batch)
         steps = -(-total // plan.global_batch)
-        about = RunInfo(
-            name=self.recipe.name or Path(self._request.script).stem,
-            total_steps=steps,
-            rehearse=self._request.rehearse,
-            started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+        write(
+            self.folder / "run.json",
+            RunInfo(
+                name=self.recipe.name or Path(self._request.script).stem,
+                total_steps=steps,
+                rehearse=self._request.rehearse,
+                started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
+            ),
         )
-        write(self.folder / "run.json", about)
         self._metrics = self._metrics or MetricsWriter(self.folder / "metrics.jsonl")
         if not self._quiet:
             print(plan_text(plan), file=sys.stderr)
             if self._live:
                 self._live.__exit__(None, None, None)
-            total = samples_to_train(self._request, len(self.recipe.dataset), plan.global_batch)
-            steps = -(-total // plan.global_batch)
             self._live = LiveView(plan, steps, time.monotonic, Console(file=sys.stderr))
             self._live.__enter__()
 
