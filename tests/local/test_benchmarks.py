@@ -100,3 +100,10 @@ def test_shapes_hold_every_layer_and_cost_what_both_evaluators_say(benchmark_fol
 
 def seconds(samples: int, device: Device) -> Figure:
     return Figure(value=samples * 1e8 / device.flops["float32"].value, source="measured")
+
+
+def test_what_a_checkpoint_costs_is_measured(benchmark_folder):
+    cost = load(benchmark_folder, "checkpoint_cost")
+    figures = cost.measure(width=32, depth=1, batch=4, block=2, quads=2)
+    assert figures["checkpoints"] >= 1 and figures["checkpoint_mib"] > 0
+    assert figures["waited_s"] >= 0 and 0 < figures["checkpoint_s"] < 20 and figures["step_s"] > 0

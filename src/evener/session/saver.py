@@ -1,6 +1,8 @@
 """One process's part in saving: copies at a step boundary, a thread for the rest, one at a time."""
 
+import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -164,6 +166,7 @@ class Saver:
                 self._tell(f"removed what was left of {len(left)} unfinished in {place}")
 
     def _write(self, part: Part, samples_seen: int, manifest: Manifest | None, refused: str) -> None:
+        _step_back()
         start = time.monotonic()
         written = Written(error=refused) if refused else write_part(self._files, part)
         if written.error:
@@ -202,3 +205,9 @@ class Saver:
         self.seconds.append(seconds)
         if saved.why:
             self._tell(f"checkpoint {saved.path.name}: {saved.why}")
+
+
+def _step_back() -> None:
+    """Let this thread have the processor time that the training leaves: Linux has a nice value a thread."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
