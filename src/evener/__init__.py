@@ -9,6 +9,7 @@ from typing import Any
 _HOME = {
     "Recipe": "evener.session.recipe",
     "train": "evener.session.loop",
+    "predict": "evener.session.predict",
     "load_weights": "evener.session.keep",
     "load_checkpoint": "evener.session.saved",
     "prepare": "evener.session.drop_in",

@@ -31,6 +31,7 @@ VERBS = {
     "checkpoints": "List what a run has saved, verify it, write its weights as one file.",
     "explain": "Say where a run's time goes: use and communication of each device.",
     "report": "Write a run's folder as one HTML page that works offline.",
+    "predict": "Write a model's outputs for a dataset, computed by all devices together.",
     "verify": "Show that the devices together compute what one device would.",
 }
 _SETTINGS = {"help_option_names": ["-h", "--help"]}

@@ -180,6 +180,8 @@ def reducers_of_one_model(
     model: nn.Module, ranks: Ranks, wire: Wire, stage: int = 0, limit: int = BUCKET_BYTES
 ) -> Reducers:
     """The sums of data parallelism: every device holds the whole model as its one stage `stage`."""
+    if not any(p.requires_grad for p in model.parameters()):
+        return Reducers([], everywhere=True)
     group = _Group(
         GradientBuckets([list(model.parameters())], ranks, wire, limit),
         [frozenset({stage})],

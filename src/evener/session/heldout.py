@@ -1,8 +1,11 @@
 """Loss and metrics on held-out samples, computed by all devices through the plan they train with."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from evener.core.order import positions
+from evener.core.routes import Routes
 from evener.core.seams import Wire
 from evener.runtime.agreement import judge
 from evener.runtime.tally import Totals
@@ -26,26 +29,53 @@ def evaluate_heldout(steps: Steps, wire: Wire) -> Heldout | None:
     The model is in evaluation mode while this runs; floating buffers are averaged over devices first, each
     weighted by its samples, so that every device evaluates one and the same model.
     """
-    recipe, playbook, size = steps.recipe, steps.playbook, len(steps.recipe.heldout)
     steps.average_buffers(wire)
-    routes, row = playbook.forwards(size)
-
-    def read(stage: int, micro_batch: int):
-        chosen = range(*positions(routes, stage, playbook.here, micro_batch))
-        return recipe.collate_fn([recipe.heldout[i] for i in chosen])
-
-    fetch = steps.layout.tables.held_out(read, playbook.held_out_reads(size))
-    totals = steps.executor.evaluate(row, routes, fetch, size)
-    why_not = _why_not(totals)
-    if why_not:
+    held, why_not = mean_of(list(pass_over(steps, steps.recipe.heldout)))
+    if held is None:
         steps.decisions.append(f"no held-out loss after {steps.samples_seen} samples: {why_not}")
-        return None
-    means = {name: total / count for name, (total, count) in totals.metrics.items() if count}
-    return Heldout(loss=totals.loss, metrics=means)
+    return held
 
 
-def _why_not(totals: Totals) -> str:
-    verdict = judge(totals.health, on_non_finite="skip")
-    if verdict.do != "apply":
-        return verdict.reason
-    return "" if totals.weight else "none of the held-out samples counts, their weight is 0"
+def pass_over(
+    steps: Steps, dataset: Any, expect: Callable[[list[tuple[int, int]]], None] = lambda ranges: None
+) -> Iterator[Totals]:
+    """Forwards over `dataset`, a global batch at a time so that no device runs far ahead of the next.
+
+    `expect(ranges)` is told, before each, which samples this device's last stages are about to give.
+    """
+    playbook, plan = steps.playbook, steps.plan
+    for start in range(0, len(dataset), plan.global_batch):
+        size = min(plan.global_batch, len(dataset) - start)
+        routes, row = playbook.forwards(size)
+
+        def range_of(stage: int, micro_batch: int, start: int = start, routes: Routes = routes):
+            first, last = positions(routes, stage, playbook.here, micro_batch)
+            return start + first, start + last
+
+        def read(stage: int, micro_batch: int, range_of: Callable = range_of) -> Any:
+            return steps.recipe.collate_fn([dataset[i] for i in range(*range_of(stage, micro_batch))])
+
+        own = playbook.held_out_reads(size)
+        expect([range_of(s, m) for s, m in own if routes.stages[s].is_last])
+        yield steps.executor.evaluate(row, routes, steps.layout.tables.held_out(read, own), size)
+
+
+def mean_of(totals: Sequence[Totals]) -> tuple[Heldout | None, str]:
+    """Σ loss / Σ weight, Σ sum / Σ count of every metric, or why there is none.
+
+    Example: losses 3 and 1 over weights 2 and 2 give 1.0.
+    """
+    for part in totals:
+        verdict = judge(part.health, on_non_finite="skip")
+        if verdict.do != "apply":
+            return None, verdict.reason
+    weight = sum(part.weight for part in totals)
+    if not weight:
+        return None, "none of the held-out samples counts, their weight is 0"
+    sums: dict[str, tuple[float, float]] = {}
+    for part in totals:
+        for name, (total, count) in part.metrics.items():
+            before = sums.get(name, (0.0, 0.0))
+            sums[name] = before[0] + total, before[1] + count
+    means = {name: total / count for name, (total, count) in sums.items() if count}
+    return Heldout(loss=sum(part.loss_sum for part in totals) / weight, metrics=means), ""

@@ -21,12 +21,13 @@ class Playbook:
     ) -> None:
         self.plan, self.here, self._schedule_of = plan, here, schedule_of
         self._page = lru_cache(maxsize=8)(self._make)
+        self.forwards = lru_cache(maxsize=2)(self._make_forwards)
 
     def row(self, samples: int) -> tuple[Action, ...]:
         """This device's actions in a step of `samples` samples."""
         return self._page(samples)[1]
 
-    def forwards(self, samples: int) -> tuple[Routes, tuple[Action, ...]]:
+    def _make_forwards(self, samples: int) -> tuple[Routes, tuple[Action, ...]]:
         """Who takes what of `samples` held-out samples, and this device's actions, all forwards first."""
         plan = resized(self.plan, samples)
         return Routes(plan), schedules.make(plan, name="gpipe").actions[self.here]

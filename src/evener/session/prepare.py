@@ -12,6 +12,7 @@ from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.words import counted
+from evener.errors import ModelError
 from evener.runtime.batchnorm import replace_batchnorm
 from evener.session.decide import check_plan, choose_plan, steals, with_inexact
 from evener.session.keep import load_weights
@@ -38,6 +39,8 @@ def prepared(recipe: Recipe, request: Request) -> Recipe:
     if not request.dropout:
         recipe = without_dropout(recipe)
     recipe.model.train()
+    if not request.predict and not any(p.requires_grad for p in recipe.model.parameters()):
+        raise ModelError("no parameter of the model requires a gradient", remedy="unfreeze what is to train")
     place_tables(recipe)
     return recipe
 
