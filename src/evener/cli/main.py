@@ -26,6 +26,7 @@ VERBS = {
     "cost": "What training costs on every set of devices; is a device worth its price.",
     "advise": "The changes that would help most, each with its simulated gain.",
     "simulate": "Play a plan without hardware: predicted times, device by device.",
+    "preflight": "Try every pair of processes before a job: interface, rate, correctness.",
     "train": "Train a recipe on all devices, or rehearse another fleet here.",
     "watch": "Show a run while it goes on: in the terminal, or live on a page.",
     "checkpoints": "List what a run has saved, verify it, write its weights as one file.",

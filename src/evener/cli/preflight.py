@@ -1,0 +1,114 @@
+"""`evener preflight`: do the processes of a job reach each other, over which interface, how fast, right?"""
+
+import json
+import os
+import sys
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from evener.cli.options import AsJson
+
+_REACH_S = 8.0
+"""So long a process tries to reach the meeting place before it names it."""
+
+
+def preflight(
+    meet: Annotated[
+        str | None,
+        typer.Option(help="HOST:PORT where all meet; process 0 opens it. Under torchrun: not needed."),
+    ] = None,
+    processes: Annotated[int | None, typer.Option(min=2, help="How many take part, with --meet.")] = None,
+    number: Annotated[
+        int | None, typer.Option(min=0, help="Which of them this is, from 0, with --meet.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What this process is called. Default: the host's name.")
+    ] = None,
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait for the others to come.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Try every pair of processes with real data before a job: route, interface, latency, rate, correctness.
+
+    Start it on every host: `evener preflight --meet lab1:29400 --processes 3 --number 0` on lab1, with
+    --number 1 and 2 on the others; or under torchrun. Within 10 s of all being there each is told over which
+    interface it should listen and why, what your NCCL_ and GLOO_ variables change, and which pairs are dead.
+    Exit code 1 if one is. `evener train` does the same before a job on several hosts.
+    """
+    from evener.probing import host_name
+    from evener.probing.peers import peer_copies
+    from evener.probing.preflight import Board, Party, names_of
+    from evener.probing.preflight import preflight as try_all
+    from evener.report.ways import verdict_object, verdict_text
+    from evener.runtime.channels.places import this_host
+
+    store, place, count, mine = _meeting(meet, processes, number, wait)
+    board = Board(store)
+    here = name or host_name()
+    party = Party(
+        names=names_of(board, mine, count, here, come_s=wait),
+        number=mine,
+        host=this_host() or here,
+        board=board,
+        meeting_place=place,
+    )
+    verdict = try_all(party, copies=lambda: peer_copies(_cards(here)), come_s=wait)
+    print(verdict_text(verdict), end="", file=sys.stderr if as_json else sys.stdout)
+    if as_json:
+        print(json.dumps(verdict_object(verdict)), flush=True)
+    if verdict.dead:
+        raise typer.Exit(1)
+
+
+def _meeting(
+    meet: str | None, processes: int | None, number: int | None, wait: float
+) -> tuple[Any, str, int, int]:
+    """(store, host of the meeting place, processes, which one this is), from the options or from torchrun."""
+    import torch.distributed as dist
+
+    from evener.errors import EnvironmentBrokenError, UsageError
+    from evener.probing.trial import reach
+    from evener.session.meeting import is_launched, open_meeting
+
+    if meet is None and is_launched():
+        meeting = open_meeting()
+        room = dist.PrefixStore("preflight", meeting.store)
+        return room, os.environ.get("MASTER_ADDR", ""), meeting.world_size, meeting.rank
+    if meet is None or processes is None or number is None or number >= processes:
+        raise UsageError(
+            "a preflight needs to know where to meet, how many take part and which one this is",
+            numbers=f"--meet {meet}, --processes {processes}, --number {number}",
+            remedy="evener preflight --meet lab1:29400 --processes 2 --number 0, --number 1 elsewhere",
+        )
+    host, _, port = meet.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"{meet!r} is no place to meet", remedy="--meet lab1:29400")
+    host = host.strip("[]")
+    trouble = "" if number == 0 else reach(host, int(port), come_s=wait, silent_s=_REACH_S)
+    try:
+        if not trouble:
+            store = dist.TCPStore(
+                host, int(port), None, number == 0, timedelta(seconds=wait), wait_for_workers=False
+            )
+            return store, host, processes, number
+    except (RuntimeError, ValueError) as e:
+        trouble = str(e).partition("\n")[0]
+    raise EnvironmentBrokenError(
+        f"process {number} does not reach the meeting place {meet}: {trouble}",
+        numbers=_way_there(host),
+        remedy="an address of process 0 that this host reaches, and a free port there",
+    )
+
+
+def _way_there(host: str) -> str:
+    from evener.probing.network import route
+
+    way = route(host)
+    return f"the route there begins at {way['address']}" if "address" in way else str(way.get("error", ""))
+
+
+def _cards(host: str) -> tuple[Any, ...]:
+    from evener.probing import devices_here
+
+    return tuple(d for d in devices_here(host) if d.type == "cuda")
