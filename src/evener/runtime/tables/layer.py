@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from evener.errors import ModelError, UnknownNameError
+from evener.runtime.tables.lookup import bags_of, look_up, sorted_ids, sum_bags
 from evener.runtime.tables.rows import MemoryRows, StandInRows, check_dtype
 from evener.runtime.tables.table import Part, Table, check_ids
 
@@ -53,17 +54,16 @@ class TableLayer(nn.Module):
             remedy="leave this table out of place={...}: only layers that look up rows can be placed",
         )
 
-    def looked_up(self, ids: Tensor, offsets: Tensor | None = None) -> tuple[Tensor, Tensor, int | None]:
-        """(rows on the device, each id's place among them, the padding row's place)."""
+    def host_ids(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
+        """The ids in the host's memory, after a look at them."""
         host = ids.detach().to("cpu")
         check_ids(host, self.table.name, self.num_embeddings, offsets)
-        unique, inverse = torch.unique(host, return_inverse=True)
-        unique = unique.to(torch.int64)
+        return host
+
+    def rows_of(self, unique: Tensor, device: torch.device) -> Tensor:
+        """The rows of `unique` ids on `device`: a leaf whose gradient comes back to the table."""
         rows = self.table.read(unique)
-        if ids.device.type != "cpu":
-            rows = rows.pin_memory().to(ids.device, non_blocking=True)
-            inverse = inverse.pin_memory().to(ids.device, non_blocking=True)
-        rows = rows.detach()
+        rows = moved(rows, device).detach()
         if torch.is_grad_enabled():
             rows.requires_grad_(True)
             rows.register_post_accumulate_grad_hook(lambda leaf: self._hand_in(unique, leaf))
@@ -71,7 +71,7 @@ class TableLayer(nn.Module):
             noted = LOOKUPS.get()
             if noted is not None:
                 noted.append(rows)
-        return rows, inverse, self._padding_place(unique)
+        return rows
 
     def _hand_in(self, ids: Tensor, leaf: Tensor) -> None:
         gradient, leaf.grad = leaf.grad, None
@@ -104,8 +104,11 @@ class TableEmbedding(TableLayer):
         if self.watcher is not None:
             self.watcher(self, input)
             return torch.zeros(*input.shape, self.embedding_dim, dtype=self.table.dtype, device=input.device)
-        rows, inverse, padding = self.looked_up(input)
-        return F.embedding(inverse, rows, padding_idx=padding)
+        ids = sorted_ids(self.host_ids(input))
+        rows = self.rows_of(ids.unique, input.device)
+        if input.device.type == "cpu":
+            return look_up(rows, ids).view(*input.shape, self.embedding_dim)
+        return F.embedding(moved(ids.places, input.device).view(input.shape), rows)
 
 
 class TableBag(TableLayer):
@@ -115,25 +118,39 @@ class TableBag(TableLayer):
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
         """(bags, dim) for ids (bags, n), or for flat ids with the offsets at which bags begin."""
-        bag = self.replaced
+        bag, device = self.replaced, input.device
         assert isinstance(bag, nn.EmbeddingBag)
+        num = input.shape[0] if offsets is None else offsets.shape[0] - int(bag.include_last_offset)
         if self.watcher is not None:
             self.watcher(self, input)
-            num = input.shape[0] if offsets is None else offsets.shape[0] - int(bag.include_last_offset)
-            return torch.zeros(num, self.embedding_dim, dtype=self.table.dtype, device=input.device)
-        rows, inverse, padding = self.looked_up(input, None if offsets is None else offsets.to("cpu"))
+            return torch.zeros(num, self.embedding_dim, dtype=self.table.dtype, device=device)
+        starts = None if offsets is None else offsets.to("cpu")
+        host = self.host_ids(input, starts)
+        weighted = per_sample_weights is not None and per_sample_weights.requires_grad
+        if device.type == "cpu" and bag.mode != "max" and not weighted:
+            flat, bags = bags_of(
+                host, starts, bag.mode, per_sample_weights, self.padding_idx, last=bag.include_last_offset
+            )
+            ids = sorted_ids(flat)
+            return sum_bags(self.rows_of(ids.unique, device), ids, bags)
+        ids = sorted_ids(host)
+        rows = self.rows_of(ids.unique, device)
         if not len(rows):  # torch wants a row to look up in, also for empty bags alone
-            num = input.shape[0] if offsets is None else offsets.shape[0] - int(bag.include_last_offset)
             return rows.new_zeros(num, self.embedding_dim)
         return F.embedding_bag(
-            inverse,
+            moved(ids.places, device).view(input.shape),
             rows,
             offsets,
             mode=bag.mode,
             per_sample_weights=per_sample_weights,
             include_last_offset=bag.include_last_offset,
-            padding_idx=padding,
+            padding_idx=self._padding_place(ids.unique),
         )
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host's on `device`, on its way beside what the device does."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def place_table(model: nn.Module, name: str) -> TableLayer:

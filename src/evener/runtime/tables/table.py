@@ -7,8 +7,9 @@ import torch
 
 from evener.errors import DataError, ModelError
 from evener.runtime.tables.exchange import Exchange, Route
+from evener.runtime.tables.lookup import sorted_ids
 from evener.runtime.tables.optimizers import TableOptimizer
-from evener.runtime.tables.rows import WEIGHT, Rows
+from evener.runtime.tables.rows import WEIGHT, Rows, add
 
 
 class Rates:
@@ -171,12 +172,14 @@ def summed(
     """Rows with the same id added up; ids come out sorted. Example: 3 and 1, then 3: rows of 1 and of 3."""
     if not pieces:
         return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dim, dtype=dtype)
+    if len(pieces) == 1 and _rises(pieces[0][0]):
+        return pieces[0]
     ids = torch.cat([i for i, _ in pieces])
     rows = torch.cat([r for _, r in pieces])
-    if len(pieces) == 1 and _rises(ids):
-        return ids, rows
-    unique, inverse = torch.unique(ids, return_inverse=True)
-    return unique, rows.new_zeros(len(unique), dim).index_add_(0, inverse, rows)
+    found = sorted_ids(ids)
+    total = rows.new_zeros(len(found.unique), dim)
+    add(total, found.places, rows)
+    return found.unique, total
 
 
 def _rises(ids: torch.Tensor) -> bool:
