@@ -82,7 +82,8 @@ def _show(facts: list[HostFacts], found: list[Any], pairs: tuple[Any, ...]) -> N
         console.print(Text(_clean(_versions(one)), style="dim"))
         for setting in one.settings:
             console.print(Text(_clean(f"  {setting.name}={setting.value} ({setting.origin})"), style="dim"))
-        console.print(Text(_clean(f"  {_cpu(one)}"), style="dim"))
+        for told in (_cpu(one), _limits(one)):
+            console.print(Text(_clean(f"  {told}"), style="dim"))
     for pair in pairs:
         console.print(Text(_clean(f"{pair.a} - {pair.b}: {pair.transport} ({pair.why})")))
     for finding in found:
@@ -119,6 +120,25 @@ def _cpu(facts: HostFacts) -> str:
     rates += [f"{name} does not run" for name in facts.cpu.dtype_errors]
     threads = f"{facts.cpu.threads} threads" if facts.cpu.threads else ""
     return ", ".join(x for x in (f"CPU {facts.cpu.model or 'unknown'}", threads, *rates) if x)
+
+
+def _limits(facts: HostFacts) -> str:
+    """One line on shared memory, limits and memory nodes; what is unknown is left out."""
+    from evener.core.host import UNLIMITED
+
+    parts = []
+    if facts.shm_bytes is not None:
+        parts.append(f"/dev/shm {facts.shm_bytes / 2**20:.0f} MiB")
+    for name, value in (("open files", facts.open_files), ("bytes that may be locked", facts.locked_bytes)):
+        if value is not None:
+            parts.append(f"{name}: {'no limit' if value == UNLIMITED else value}")
+    if facts.cpu.nodes:
+        parts.append(f"memory nodes {', '.join(map(str, facts.cpu.nodes))}")
+    for i in facts.interfaces:
+        rate = f" {i.bits_per_s / 1e9:g} Gbit/s" if i.bits_per_s else ""
+        parts += [f"{i.name} {', '.join(i.addresses)}{rate}"] if i.up and i.addresses else []
+    parts += [f"{r.peer} over {r.interface or 'no interface'}" for r in facts.routes]
+    return "; ".join(parts)
 
 
 def _clean(text: str) -> str:

@@ -9,9 +9,13 @@ from typing import Annotated
 import typer
 
 from evener.core.fleet import Fleet
+from evener.errors import EnvironmentBrokenError, UsageError
 
 
 def probe(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Fleet files to put together, with --merge.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the fleet file here, for example fleet.json.")
     ] = None,
@@ -28,27 +32,111 @@ def probe(
         bool, typer.Option("--quick", help="Fewer rounds: about 6 s instead of 17, with wider spreads.")
     ] = False,
     links: Annotated[bool, typer.Option(help="Measure messages between two processes as well.")] = True,
+    merge: Annotated[
+        bool,
+        typer.Option("--merge", help="Measure nothing: put the fleet files of several hosts together."),
+    ] = False,
+    gather: Annotated[
+        int | None,
+        typer.Option(min=2, help="Be the first of so many hosts that make one fleet; others --join."),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help="HOST:PORT for --gather; 0.0.0.0:4711 for others than this machine.")
+    ] = "127.0.0.1:0",
+    join: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of the host that gathers; its token in EVENER_TOKEN. Measures links to it."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")
     ] = False,
 ) -> None:
-    """Measure the devices and links of this host.
+    """Measure the devices and links of this host, or make one fleet of several hosts.
 
     Writes a fleet file: for each device torch can use its identity, memory, matrix rate by dtype, memory
     bandwidth and launch cost, and the links between processes and between host and device. Each number has
     its source and a spread; a second probe differs by less than that.
+
+    Several hosts: `evener probe --gather 3 --listen 0.0.0.0:4711 -o fleet.json` on one, and on the others
+    `EVENER_TOKEN=... evener probe --join FIRST:4711 -o fleet.json` measure the links between all of them as
+    well. `evener probe --merge a.json b.json -o fleet.json` only puts files together.
     """
     from evener.core.files import write
-    from evener.probing import probe as measure
 
-    wanted = [w.strip() for w in devices.split(",") if w.strip()] if devices else None
-    with _progress() as progress:
-        fleet = measure(host=host, devices=wanted, quick=quick, links=links, progress=progress)
+    if merge:
+        fleet = _merged(files or [], gather or join or devices or host)
+    else:
+        if files:
+            raise UsageError(
+                "files are for --merge", remedy="evener probe --merge a.json b.json -o fleet.json"
+            )
+        if gather and join:
+            raise UsageError("a host gathers or joins", remedy="--gather on one host, --join on the others")
+        fleet = _measured(host, devices, quick, links)
+        fleet = _gathered(fleet, gather, listen) if gather else _joined(fleet, join) if join else fleet
     if output:
         write(output, fleet)
     _show(fleet, output)
     if as_json:
         print(json.dumps(_summary(fleet, output)))
+
+
+def _measured(host: str | None, devices: str | None, quick: bool, links: bool) -> Fleet:
+    from evener.probing import probe as measure
+
+    wanted = [w.strip() for w in devices.split(",") if w.strip()] if devices else None
+    with _progress() as progress:
+        return measure(host=host, devices=wanted, quick=quick, links=links, progress=progress)
+
+
+def _merged(files: list[Path], others: object) -> Fleet:
+    from evener.core.catalogue import read_fleet
+    from evener.core.merging import merge
+
+    if others or len(files) < 2:
+        raise UsageError(
+            "--merge takes two or more fleet files and measures nothing",
+            remedy="evener probe --merge a.json b.json -o fleet.json",
+        )
+    return merge({str(f): read_fleet(f) for f in files})
+
+
+def _gathered(fleet: Fleet, num_hosts: int, listen: str) -> Fleet:
+    import socket
+
+    from evener.probing import joining
+
+    token = joining.new_token()
+    host, port = joining.parted(listen)
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as e:
+        raise EnvironmentBrokenError(
+            f"cannot listen at {listen}: {e.strerror}", remedy="a free port and an address of this host"
+        ) from e
+    with listener:
+        port = listener.getsockname()[1]
+        _say(f"on each other host: EVENER_TOKEN={token} evener probe --join {host}:{port} -o fleet.json")
+        if host == "0.0.0.0":  # the user asked for it
+            _say("(with this host's name or address in place of 0.0.0.0)")
+        return joining.gather(fleet, num_hosts, listener, token=token, say=_say)
+
+
+def _joined(fleet: Fleet, address: str) -> Fleet:
+    import os
+
+    from evener.probing import joining
+
+    token = os.environ.get("EVENER_TOKEN", "")
+    if not token:
+        raise UsageError("joining needs a token", remedy="EVENER_TOKEN=... as the first host printed it")
+    return joining.join(fleet, address, token=token, say=_say)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -206,6 +206,13 @@ def _works(facts: HostFacts, card: Card) -> Finding:
     rates = ", ".join(f"{name} {rate / 1e9:.4g} GFLOP/s" for name, rate in card.dtypes.items())
     told = [card.arch, f"{card.memory_bytes / 2**30:.1f} GiB" if card.memory_bytes else "", rates]
     told += [f"slice of {card.parent}" if card.mig else f"die of {card.parent}" if card.parent else ""]
+    told += [card.hardware_id or card.bus_id]
+    told += [f"the vendor's tool counts it as {card.smi_index}" if card.smi_index is not None else ""]
+    told += [
+        f"{card.clock_mhz:g} of {card.max_clock_mhz:g} MHz" if card.clock_mhz and card.max_clock_mhz else ""
+    ]
+    told += [f"{card.power_limit_w:g} W at most" if card.power_limit_w else ""]
+    told += [f"memory node {card.numa_node}" if card.numa_node is not None else ""]
     return Finding(
         code="DR100",
         grade="works",

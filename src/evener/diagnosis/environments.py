@@ -108,6 +108,7 @@ def environments(needs: Sequence[Need]) -> tuple[Environment, ...]:
         made += _nvidia([n for n in here if code(n.arch) is not None], machine)
         made += _amd([n for n in here if n.arch.startswith("gfx")], machine)
         made += _others([n for n in here if n.arch in ("xpu", "mps")], machine)
+        made += _unknown([n for n in here if not _is_known(n.arch)], machine)
         cpus = tuple(n for n in here if n.arch == "cpu")
         place = next((i for i, e in enumerate(made) if e.machine == machine), None)
         if cpus and place is not None:
@@ -188,6 +189,19 @@ def _amd(needs: list[Need], machine: str) -> list[Environment]:
         settings = {"HSA_OVERRIDE_GFX_VERSION": value} if value else {}
         made.append(_environment(wheel.variant, machine, mine, settings=settings, notes=tuple(notes)))
     return made
+
+
+def _is_known(arch: str) -> bool:
+    return code(arch) is not None or arch.startswith("gfx") or arch in ("xpu", "mps", "cpu")
+
+
+def _unknown(needs: list[Need], machine: str) -> list[Environment]:
+    if not needs:
+        return []
+    note = (
+        f"nothing is known of {', '.join(dict.fromkeys(n.arch[:40] for n in needs))}: these devices stay idle"
+    )
+    return [_environment("cpu", machine, tuple(needs), notes=(note,))]
 
 
 def _others(needs: list[Need], machine: str) -> list[Environment]:

@@ -112,13 +112,13 @@ def rules() -> Rules:
 
 def version(text: str) -> tuple[int, ...]:
     """The numbers at the start of a version. Examples: "2.13.0+cu126" gives (2, 13, 0), "" gives ()."""
-    found = re.match(r"\d+(\.\d+)*", text.strip())
+    found = re.match(r"\d{1,9}(\.\d{1,9})*", text.strip())
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
 def code(arch: str) -> int | None:
     """The number in an NVIDIA architecture. Examples: "sm_61" gives 61, "compute_120" 120, "gfx1030" None."""
-    found = re.fullmatch(r"(?:sm|compute)_(\d+)[a-z]?", arch)
+    found = re.fullmatch(r"(?:sm|compute)_(\d{1,4})[a-z]?", arch)
     return int(found[1]) if found else None
 
 

@@ -85,8 +85,8 @@ def look(
         **surroundings.limits(),
     )
     # what foreign libraries gave may be no text that a file can hold
-    told = json.dumps(msgspec.to_builtins(facts), ensure_ascii=False).encode(errors="replace")
-    return msgspec.json.decode(told, type=HostFacts)
+    raw = json.dumps(msgspec.to_builtins(facts), ensure_ascii=False).encode(errors="replace")
+    return msgspec.json.decode(raw, type=HostFacts)
 
 
 def _python(module: str, *arguments: str) -> list[str]:

@@ -6,9 +6,10 @@ from typer.testing import CliRunner
 
 from evener.cli.probe import probe
 from evener.core.figures import Figure, line
-from evener.core.files import read
+from evener.core.files import read, write
 from evener.core.fleet import Device, Fleet, Link
-from evener.errors import UnknownNameError
+from evener.errors import UnknownNameError, UsageError
+from evener.probing import joining
 
 FLEET = Fleet(
     devices=(
@@ -74,3 +75,49 @@ def test_a_device_that_is_not_here():
     result = run("--devices", "warp9")
     assert isinstance(result.exception, UnknownNameError)
     assert "'warp9'" in str(result.exception)
+
+
+def another(tmp_path, name: str):
+    file = tmp_path / f"{name}.json"
+    device = Device(name=f"{name}/cpu", kind="CPU")
+    write(file, Fleet(devices=(device,), links=(Link(a=name, b=name, curve=line(1e-4, 1e9)),)))
+    return str(file)
+
+
+def test_files_are_put_together(tmp_path):
+    out = tmp_path / "all.json"
+    result = run("--merge", another(tmp_path, "a"), another(tmp_path, "b"), "-o", str(out), "--json")
+    assert result.exit_code == 0
+    fleet = read(out, Fleet)
+    assert [d.name for d in fleet.devices] == ["a/cpu", "b/cpu"]
+    assert "links between a and b are unknown" in fleet.note
+    assert "links between a and b are unknown" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--merge", "a.json"), "two or more fleet files"),
+        (("--merge", "a.json", "b.json", "--host", "x"), "measures nothing"),
+        (("a.json",), "files are for --merge"),
+        (("--gather", "2", "--join", "a:1"), "gathers or joins"),
+    ],
+)
+def test_ways_that_contradict_each_other_are_refused(arguments, said):
+    result = run(*arguments)
+    assert isinstance(result.exception, UsageError)
+    assert said in str(result.exception)
+
+
+def test_joining_needs_a_token(asked, monkeypatch):
+    monkeypatch.delenv("EVENER_TOKEN", raising=False)
+    result = run("--join", "lab1:4711")
+    assert isinstance(result.exception, UsageError) and "EVENER_TOKEN" in str(result.exception)
+
+
+def test_gathering_prints_the_command_for_the_others(asked, monkeypatch, tmp_path):
+    monkeypatch.setenv("EVENER_TOKEN", "s3cret")
+    monkeypatch.setattr(joining, "gather", lambda fleet, num_hosts, listener, **_: fleet)
+    result = run("--gather", "2", "-o", str(tmp_path / "fleet.json"))
+    assert result.exit_code == 0
+    assert "EVENER_TOKEN=s3cret evener probe --join 127.0.0.1:" in result.stderr
