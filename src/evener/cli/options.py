@@ -89,6 +89,13 @@ Resume = Annotated[
     str | None,
     typer.Option(help="Go on from a run's folder, a checkpoint's, or latest: this run's own, if it has one."),
 ]
+Preflight = Annotated[
+    bool | None,
+    typer.Option(
+        "--preflight/--no-preflight",
+        help="First try every pair of processes with real data; default: for jobs on several hosts.",
+    ),
+]
 ProfileStep = Annotated[
     int | None,
     typer.Option(min=0, help="Profile this step with torch's profiler on every device: profiled-step.json."),

@@ -20,6 +20,7 @@ from evener.cli.options import (
     ListenAt,
     LogTo,
     Noise,
+    Preflight,
     ProfileStep,
     Rehearse,
     Resume,
@@ -64,6 +65,7 @@ def train(
     serve: Serve = False,
     listen: ListenAt = "127.0.0.1:0",
     log_to: LogTo = None,
+    preflight: Preflight = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live view and no report text.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -112,6 +114,7 @@ def train(
         evaluate=not no_heldout,
         quiet=quiet,
         profile_step=profile_step,
+        preflight=preflight,
     )
     with watching(request.run_dir, listen=listen if serve else None, log_to=log_to or ()):
         outcome = run(request)

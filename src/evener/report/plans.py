@@ -17,7 +17,7 @@ def plan_text(plan: Plan) -> str:
     header, rows = _rows(plan, samples)
     sections = [render(*parts), render(table(header, rows, left=3 if "stage" in header else 1))]
     if plan.reductions:
-        lines = [_reduction(number, x) for number, x in enumerate(plan.reductions, start=1)]
+        lines = [reduction_line(number, x) for number, x in enumerate(plan.reductions, start=1)]
         sections.append(render("Gradients are summed", *lines))
     if plan.left_out:
         sections.append(render("Left out", *(f"  {x.device}: {x.reason}" for x in plan.left_out)))
@@ -71,7 +71,8 @@ def _micro_batches(pipeline: Pipeline, samples: int) -> str:
     return " + ".join(sizes) + shared
 
 
-def _reduction(number: int, reduction: Reduction) -> str:
+def reduction_line(number: int, reduction: Reduction) -> str:
+    """Who sums together, over what, and why. Example: "  1. a/0, a/1 over nccl: alike on a"."""
     compression = f", compressed by {reduction.compression}" if reduction.compression else ""
     reason = f": {reduction.reason}" if reduction.reason else ""
     return f"  {number}. {', '.join(reduction.devices)} over {reduction.transport}{compression}{reason}"

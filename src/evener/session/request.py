@@ -77,6 +77,7 @@ class Request(Value, frozen=True, kw_only=True):
     predict: Prediction | None = None
     later: tuple[Later, ...] = ()
     profile_step: int | None = None
+    preflight: bool | None = None  # None: where devices are on several hosts
 
     def __post_init__(self) -> None:
         check_faults(self)

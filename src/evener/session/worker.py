@@ -23,6 +23,7 @@ from evener.session.members.joiner import enter, own_profile
 from evener.session.members.member import Belongings, Generation, Member
 from evener.session.members.pulse import SILENT_S, Pulse
 from evener.session.members.turnover import next_turn, tear_down
+from evener.session.preflight import look_over
 from evener.session.prepare import agreed_plan, prepared
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Later, Request
@@ -77,6 +78,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     A recipe that is handed in stays with the caller, so its model ends trained in every process.
     """
     handed_in = recipe is not None
+    look_over(request, meeting)
     site = site_of(request, meeting.rank)
     recipe = prepared(recipe or load_recipe(request.script, request.seed), request)
     pulse = Pulse(meeting.connect(), site.device.name) if survives(request, meeting) else None
