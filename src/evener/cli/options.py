@@ -89,6 +89,27 @@ Resume = Annotated[
     str | None,
     typer.Option(help="Go on from a run's folder, a checkpoint's, or latest: this run's own, if it has one."),
 ]
+ProfileStep = Annotated[
+    int | None,
+    typer.Option(min=0, help="Profile this step with torch's profiler on every device: profiled-step.json."),
+]
+Join = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of a running job, as it printed it: take part with one device."
+    ),
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="With --join: the file join-token of that job's run folder.")
+]
+OpenAt = Annotated[
+    str,
+    typer.Option(
+        help="HOST:PORT where others may join with the token; port 0: any. Other hosts only reach an address "
+        "of this one that they can route to, and whoever can reach it can reach the job's store: trusted "
+        "networks only."
+    ),
+]
 Preflight = Annotated[
     bool | None,
     typer.Option(
@@ -96,7 +117,13 @@ Preflight = Annotated[
         help="First try every pair of processes with real data; default: for jobs on several hosts.",
     ),
 ]
-ProfileStep = Annotated[
-    int | None,
-    typer.Option(min=0, help="Profile this step with torch's profiler on every device: profiled-step.json."),
+Elastic = Annotated[
+    bool,
+    typer.Option("--elastic/--no-elastic", help="Go on when a device is lost; let devices leave and join."),
+]
+CopyEvery = Annotated[
+    int,
+    typer.Option(
+        min=0, help="Steps between copies of what only one device holds, to a neighbour's memory; 0: never."
+    ),
 ]

@@ -13,13 +13,17 @@ from evener.cli.options import (
     AsJson,
     BatchPerDevice,
     CheckpointEvery,
+    CopyEvery,
     Devices,
+    Elastic,
     Faults,
+    Join,
     KeepCheckpoints,
     KeepEvery,
     ListenAt,
     LogTo,
     Noise,
+    OpenAt,
     Preflight,
     ProfileStep,
     Rehearse,
@@ -29,13 +33,16 @@ from evener.cli.options import (
     Serve,
     ShapesWanted,
     Steal,
+    TokenFile,
     Weights,
 )
 from evener.errors import UsageError
 
 
 def train(
-    script: Annotated[Path, typer.Argument(help="Python file with a function recipe() → ev.Recipe.")],
+    script: Annotated[
+        Path | None, typer.Argument(help="Python file with a function recipe() → ev.Recipe.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps to take.")] = None,
     epochs: Annotated[float | None, typer.Option(min=0, help="Passes over the data (default 1).")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Global batch, samples a step.")] = None,
@@ -65,6 +72,11 @@ def train(
     serve: Serve = False,
     listen: ListenAt = "127.0.0.1:0",
     log_to: LogTo = None,
+    elastic: Elastic = True,
+    copy_every: CopyEvery = 10,
+    open_at: OpenAt = "127.0.0.1:0",
+    join: Join = None,
+    token_file: TokenFile = None,
     preflight: Preflight = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live view and no report text.")] = False,
     as_json: AsJson = False,
@@ -73,7 +85,8 @@ def train(
 
     Measures the devices and the model unless --profile or --plan is given, plans who does what (uneven
     shares, or a pipeline where no device holds the model), trains, and reports where every second went.
-    Under torchrun it joins that job instead of starting processes.
+    Under torchrun it joins that job instead of starting processes. With --join it takes part in a run
+    that another evener train started.
     """
     from evener.core.faults import parse_faults
     from evener.serving.watching import watching
@@ -86,6 +99,13 @@ def train(
     _only_one("--even", even, "--batch-per-device", bool(batch_per_device))
     if world_size_here() is not None and (serve or log_to):
         raise _beside_torchrun()
+    if join:
+        outcome = _join(join, token_file, script, fleet, rehearse, devices, run_dir, quiet=quiet)
+        if as_json and outcome is not None:
+            print_json(outcome.as_json())
+        _end_at_once()
+    if script is None:
+        raise UsageError("nothing to train was named", remedy="evener train SCRIPT")
     keep = Keep(last=keep_checkpoints, every=keep_every)
     request = request_for(
         script,
@@ -114,6 +134,9 @@ def train(
         evaluate=not no_heldout,
         quiet=quiet,
         profile_step=profile_step,
+        elastic=elastic,
+        snapshot_every=copy_every,
+        open_at=open_at,
         preflight=preflight,
     )
     with watching(request.run_dir, listen=listen if serve else None, log_to=log_to or ()):
@@ -122,6 +145,35 @@ def train(
         print_json(outcome.as_json())
     if world_size_here() is not None:
         _end_at_once()
+
+
+def _join(
+    address: str,
+    token_file: Path | None,
+    script: Path | None,
+    fleet: Path | None,
+    rehearse: Path | None,
+    devices: str | None,
+    run_dir: Path | None,
+    *,
+    quiet: bool,
+) -> Any:
+    """One device of this host in a job that runs already."""
+    from evener.session.ask import fleet_of
+    from evener.session.visit import visit
+
+    if token_file is None:
+        raise UsageError("--join needs the job's token", remedy="--token-file RUN/join-token")
+    here = fleet_of(fleet, rehearse, devices, None)
+    return visit(
+        address,
+        token_file,
+        here,
+        script=script,
+        run_dir=run_dir,
+        rehearse=rehearse is not None,
+        quiet=quiet,
+    )
 
 
 def _only_one(first: str, has_first: bool, second: str, has_second: bool) -> None:

@@ -72,3 +72,8 @@ class Turn(Value, frozen=True, kw_only=True):
     ballot: Ballot | None = None
     rewind: bool = False
     reasons: tuple[str, ...] = ()
+
+    @property
+    def stays(self) -> tuple[str, ...]:
+        """The members that are still there once state was handed over."""
+        return tuple(m for m in self.members if m not in self.leaves)

@@ -22,6 +22,7 @@ from evener.errors import EvenerError, PeerLostError
 from evener.session.conclude import Outcome
 from evener.session.lookout import Lookout
 from evener.session.meeting import FINISHED, OUTCOME, open_meeting, read_failure
+from evener.session.members.door import TOKEN_FILE, Door, Welcome, address_of, new_token
 from evener.session.members.joiner import meeting_at
 from evener.session.members.pulse import GONE, pulse_key
 from evener.session.members.wishes import leave_on_sigterm
@@ -45,7 +46,8 @@ def launch_for(request: Request, kind: type[T]) -> T:
     Raises the first failure of any process, naming the device; no process is left behind.
     """
     request = at_start(request)
-    store, port = _store("127.0.0.1")
+    host, open_port = address_of(request.open_at)
+    store, port = _store(host)
     # Idle OpenMP threads spin on cores that other processes need: with 1 + 2 threads on 2 cores a step took
     # three times as long. Read when torch is loaded, that is by the fork server; a value of the user's stays.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -53,13 +55,14 @@ def launch_for(request: Request, kind: type[T]) -> T:
     context.set_forkserver_preload(PRELOADED)
     lifeline, parent_end = context.Pipe(duplex=False)
     processes = []
+    door = _open_door(request, host, open_port, port) if request.elastic else None
     try:
         for number, device in enumerate([*request.fleet.devices, *(x.device for x in request.later)]):
             environment = {
                 "RANK": str(number),
                 "LOCAL_RANK": str(number),
                 "WORLD_SIZE": str(len(request.fleet.devices)),
-                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_ADDR": host,
                 "MASTER_PORT": str(port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is ours; children join it as clients
             }
@@ -73,6 +76,8 @@ def launch_for(request: Request, kind: type[T]) -> T:
         store.wait([OUTCOME], timedelta(seconds=GRACE_S))
         return decode(store.get(OUTCOME), kind, "the run's outcome")
     finally:
+        if door:
+            door.close()
         parent_end.close()  # the children hear that and end
         _end(processes)
 
@@ -97,7 +102,7 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
             )
             return
         meeting = open_meeting()
-        if request.elastic and starting > 1:
+        if request.elastic:
             leave_on_sigterm(meeting, request.fleet.devices[number].name)
         if request.predict:
             predict_to_file(request, meeting)
@@ -130,9 +135,9 @@ def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: boo
                 lost = _why(process, store, patient=not elastic)
                 if not (elastic and isinstance(lost, PeerLostError) and (running or store.check([OUTCOME]))):
                     raise lost
-                print(f"evener: {lost.what}; the others go on", file=sys.stderr, flush=True)
+                _say(f"{lost.what}; the others go on")
         for sentence in lookout.look(list(running.values())):
-            print(f"evener: {sentence}", file=sys.stderr, flush=True)
+            _say(sentence)
 
 
 def _why(process, store: dist.Store, *, patient: bool) -> EvenerError:
@@ -151,6 +156,20 @@ def _why(process, store: dist.Store, *, patient: bool) -> EvenerError:
         numbers=f"process id {process.pid}",
         remedy="SIGKILL often means the host ran out of memory: a smaller --micro-batch, or start again",
     )
+
+
+def _open_door(request: Request, host: str, port: int, store_port: int) -> Door:
+    """Where devices join this job; how is printed, and the token is in the run's folder."""
+    folder = Path(request.run_dir)
+    welcome = Welcome(store_host=host, store_port=store_port, request=request)
+    door = Door(new_token(folder), welcome, _say, host=host, port=port)
+    if not request.quiet:
+        _say(f"others may join: evener train --join {host}:{door.port} --token-file {folder / TOKEN_FILE}")
+    return door
+
+
+def _say(sentence: str) -> None:
+    print(f"evener: {sentence}", file=sys.stderr, flush=True)
 
 
 def _store(host: str) -> tuple[dist.TCPStore, int]:

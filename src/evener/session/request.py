@@ -41,7 +41,8 @@ class Request(Value, frozen=True, kw_only=True):
     speeds change who does what; `faults` are scripted and `noise` disturbs rehearsed devices, see
     `session/scripted.py`. For `verify`, `dtype` overrides the model's, `keep_gradient` writes the first
     gradient to the run folder, and `dropout` can be off. `profile_step` is the step that torch's profiler
-    sees.
+    sees. With `elastic` the job goes on when a device is lost; before each `snapshot_every`-th step devices
+    copy what only one of them holds (0: never). Those of `later` join in mid-run, others at `open_at`.
     """
 
     fleet: Fleet
@@ -76,8 +77,9 @@ class Request(Value, frozen=True, kw_only=True):
     snapshot_every: int = 10
     predict: Prediction | None = None
     later: tuple[Later, ...] = ()
-    profile_step: int | None = None
+    open_at: str = "127.0.0.1:0"
     preflight: bool | None = None  # None: where devices are on several hosts
+    profile_step: int | None = None
 
     def __post_init__(self) -> None:
         check_faults(self)

@@ -17,7 +17,7 @@ from evener.core.membership import Turn
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.runtime.replicas import spread_state
 from evener.session.conclude import Journal, Outcome
-from evener.session.meeting import FINISHED, OUTCOME, Failure, Meeting
+from evener.session.meeting import FINISHED, OUTCOME, Failure, Meeting, is_launched
 from evener.session.members.form import form, room_of
 from evener.session.members.joiner import enter, own_profile
 from evener.session.members.member import Belongings, Generation, Member
@@ -81,7 +81,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     look_over(request, meeting)
     site = site_of(request, meeting.rank)
     recipe = prepared(recipe or load_recipe(request.script, request.seed), request)
-    pulse = Pulse(meeting.connect(), site.device.name) if survives(request, meeting) else None
+    pulse = Pulse(meeting.connect(), site.device.name) if survives(request) else None
     if pulse:
         others = [d.name for d in request.fleet.devices if d.name != site.device.name]
         pulse.start()
@@ -123,9 +123,9 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
         pulse.stop()
 
 
-def survives(request: Request, meeting: Meeting) -> bool:
-    """Whether the job goes on when a device is lost: when it is wished and there are others."""
-    return request.elastic and meeting.world_size > 1
+def survives(request: Request) -> bool:
+    """Whether devices may leave, join and be lost: where it is wished, and there is a store to meet in."""
+    return request.elastic and is_launched()
 
 
 def _live(member: Member, turn: Turn, number: int) -> tuple[Outcome | None, Generation]:
@@ -223,10 +223,10 @@ def _finish(member: Member, generation: Generation, outcome: Outcome | None) -> 
 def _everyone_has_all(generation: Generation, recipe: Recipe) -> bool:
     """Whether each process of the job ends with the whole trained model without being given it."""
     plan, used = generation.turn.plan, generation.used
-    alone = len(used) == len(generation.turn.members) == 1
+    alone = len(used) == len(generation.turn.stays) == 1
     shared_tables = len(used) > 1 and bool(table_names(recipe))
     return alone or (
-        len(used) == len(generation.turn.members) and plan.is_data_parallel and not shared_tables
+        len(used) == len(generation.turn.stays) and plan.is_data_parallel and not shared_tables
     )
 
 
@@ -236,7 +236,7 @@ def _hand_on(member: Member, generation: Generation) -> None:
     if member.here == leader:
         member.meeting.put("trained", True)
     member.meeting.get("trained", bool, timeout=timedelta(days=365))
-    names = [d for d in generation.turn.members if d not in generation.turn.leaves]
+    names = list(generation.turn.stays)
     names.sort(key=lambda d: d != leader)  # the leader first
     room = member.meeting.within("handing on")
     room.join_group(names.index(member.here), len(names), "gloo")

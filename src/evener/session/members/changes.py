@@ -55,7 +55,7 @@ class Changes:
     def propose(self, plan: Plan, why: str) -> None:
         """Go on with `plan` under which devices hold other layers than now; the same devices."""
         turn = self._generation.turn
-        self._prepare(Planned(fleet=turn.fleet, plan=plan, members=turn.members, reasons=(why,)))
+        self._prepare(Planned(fleet=turn.fleet, plan=plan, members=turn.stays, reasons=(why,)))
 
     def _run(self) -> None:
         while not self._over.wait(EVERY_S):
@@ -80,10 +80,18 @@ class Changes:
             try:
                 planned = self._granted(wish)
             except EvenerError as e:
-                self._meeting.put(f"answer/{number}", Answer(why_not=f"{e.what} {e.numbers}".strip()))
+                self._refuse(number, wish, f"{e.what} {e.numbers}".strip())
+                continue
+            except Exception as e:  # of planning with what a guest brought: it must not end the job
+                self._refuse(number, wish, f"{type(e).__name__}: {e}")
                 continue
             if self._prepare(planned):
                 self._meeting.put(f"answer/{number}", Answer(generation=self._ready))
+
+    def _refuse(self, number: int, wish: Wish, why: str) -> None:
+        what = "leave" if wish.leaves else "join"
+        self._member.decisions.append(f"{wish.device} wished to {what} and may not: {why}")
+        self._meeting.put(f"answer/{number}", Answer(why_not=why))
 
     def _granted(self, wish: Wish) -> Planned:
         return self._without(wish) if wish.leaves else self._with(wish)
@@ -91,7 +99,7 @@ class Changes:
     def _without(self, wish: Wish) -> Planned:
         turn, member = self._generation.turn, self._member
         stays = tuple(d.name for d in turn.fleet.devices if d.name != wish.device)
-        if wish.device not in turn.members or not stays:
+        if wish.device not in turn.stays or not stays:
             raise EvenerError(f"{wish.device} is the job's only device")
         fleet = turn.fleet.only(stays)
         plan, why = next_plan(
@@ -100,7 +108,7 @@ class Changes:
         return Planned(
             fleet=fleet,
             plan=plan,
-            members=turn.members,
+            members=turn.stays,
             leaves=(wish.device,),
             reasons=(f"{wish.device} leaves as it was asked to", why),
         )
@@ -109,7 +117,7 @@ class Changes:
         turn, member, device = self._generation.turn, self._member, wish.joins
         if device is None or wish.identity is None or device.name != wish.device:
             raise EvenerError(f"{wish.device} did not say what it is")
-        if device.name in turn.members:
+        if device.name in turn.stays:
             raise EvenerError(f"there is a device {device.name} in the job")
         differs = self._identity.differs(wish.identity)
         if differs:
@@ -126,7 +134,7 @@ class Changes:
         return Planned(
             fleet=fleet,
             plan=plan,
-            members=(*turn.members, device.name),
+            members=(*turn.stays, device.name),
             reasons=(f"{device.name} joins", why),
         )
 

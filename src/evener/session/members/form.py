@@ -73,6 +73,8 @@ def form(member: Member, generation: Generation) -> None:
         ready = torch.zeros(1)
         generation.steps.layout.holding.wire.all_reduce(ready, f"generation {number}").wait()
     member.has_begun = True
+    if member.pulse:
+        member.pulse.ignore(turn.leaves)
 
 
 def _settle_in(member: Member, generation: Generation) -> None:

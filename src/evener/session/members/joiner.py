@@ -1,6 +1,8 @@
 """A process that joins a running job: it prepares itself while the others train, then enters a generation."""
 
+from collections.abc import Sequence
 from datetime import timedelta
+from itertools import chain, count
 from pathlib import Path
 
 import torch.distributed as dist
@@ -80,6 +82,12 @@ def enter(
     raise RefusedError(
         f"the job changed {counted(TRIES, 'time')} while this device joined", remedy="try again"
     )
+
+
+def free_name(wished: str, taken: Sequence[str]) -> str:
+    """`wished`, with a number where a device of the job has that name. Example: lab/cpu gives lab/cpu-2."""
+    numbered = (f"{wished}-{number}" for number in count(2))
+    return next(name for name in chain([wished], numbered) if name not in taken)
 
 
 def script_here(script: str, given: Path | None) -> str:

@@ -7,7 +7,7 @@ device. The thread has a connection of its own: the main thread may hold the oth
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch.distributed as dist
 
@@ -70,6 +70,11 @@ class Pulse:
             self._heard = dict.fromkeys(others, (b"", now))
             self._lost = {d: why for d, why in self._lost.items() if why == GONE}
             self.alarm = None
+
+    def ignore(self, devices: Collection[str]) -> None:
+        """These may go: they have handed over what they held."""
+        with self._lock:
+            self._watched = tuple(d for d in self._watched if d not in devices)
 
     @property
     def lost(self) -> dict[str, str]:

@@ -46,8 +46,8 @@ def next_turn(member: Member, before: Generation, why: str) -> Turn | None:
     begin(member.meeting, number, member.here)
     room = member.meeting.within(room_of(number))
     planned = room.get("planned", Planned) if room.has("planned") else None
-    joiners = [m for m in planned.members if m not in before.turn.members] if planned else []
-    expected = (*before.turn.members, *joiners)
+    joiners = [m for m in planned.members if m not in before.turn.stays] if planned else []
+    expected = (*before.turn.stays, *joiners)
     # Nobody needs waking: from here on this thread waits for keys of the store alone, and looks up.
     member.pulse.watch(number, [d for d in expected if d != member.here], lambda reason: None)
     standings = call_roll(room, member.pulse, expected, standing)
@@ -80,7 +80,7 @@ def _turn(
     if not any(s.holds or s.snapshots for s in standings):
         raise StateLostError("no device that is left has any state", remedy="start again: --resume")
     old, plan = before.turn, before.steps.plan if before.steps else before.turn.plan
-    gone = [d for d in old.members if d not in members]
+    gone = [d for d in old.stays if d not in members]
     leaves: tuple[str, ...] = ()
     reasons = [f"{d} is lost ({lost.get(d, 'ended')})" for d in gone]
     if planned is not None and set(planned.members) == set(members):
