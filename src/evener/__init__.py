@@ -12,6 +12,7 @@ _HOME = {
     "predict": "evener.session.predict",
     "load_weights": "evener.session.keep",
     "load_checkpoint": "evener.session.saved",
+    "save_checkpoint": "evener.session.loop_checkpoints",
     "prepare": "evener.session.drop_in",
     "verify": "evener.session.exactness",
     "Pipe": "evener.integrations.pipe",

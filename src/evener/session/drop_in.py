@@ -30,6 +30,7 @@ from evener.core.split import apportion
 from evener.errors import ModelError, PlanMismatchError, ReductionMismatchError, UsageError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.buckets import GradientBuckets
+from evener.runtime.checkpoints.manifest import Position
 from evener.runtime.problem import to_device
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import spread_state
@@ -37,7 +38,7 @@ from evener.runtime.tally import ABANDONED, HEALTHY, Tally
 from evener.runtime.tally import Share as TallyShare
 from evener.session.ask import fleet_here
 from evener.session.feed import Feed, Samples
-from evener.session.meeting import open_meeting, world_size_here
+from evener.session.meeting import Meeting, open_meeting, world_size_here
 from evener.session.playbook import Playbook
 from evener.session.site import backend_of, open_site
 
@@ -101,15 +102,25 @@ def prepare(
     _gate(optimizer, steps)
     if scheduler is not None:
         _gate_scheduler(scheduler, steps)
-    return Prepared(model, optimizer, ShareLoader(samples, plan, steps, site.torch_device))
+    return Prepared(model, optimizer, ShareLoader(samples, plan, steps, site.torch_device, meeting, ranks))
 
 
 class ShareLoader:
     """Iterates over one epoch of this device's micro-batches; counts samples seen over all epochs."""
 
-    def __init__(self, samples: Samples, plan: Plan, steps: "_LoopSteps", device: torch.device) -> None:
-        self.plan, self.samples_seen = plan, 0
-        self._samples, self._steps, self._device = samples, steps, device
+    def __init__(
+        self,
+        samples: Samples,
+        plan: Plan,
+        steps: "_LoopSteps",
+        device: torch.device,
+        meeting: Meeting,
+        ranks: Ranks,
+    ) -> None:
+        self.plan, self.samples_seen, self.steps_taken = plan, 0, 0
+        self.device, self.meeting, self.ranks = device, meeting, ranks
+        self._samples, self._steps = samples, steps
+        self._in_hand = 0  # samples of the global batch that the loop is at
         self._playbook = Playbook(plan, steps.here)
 
     def __len__(self) -> int:
@@ -117,7 +128,7 @@ class ShareLoader:
         return sum(len(sizes) for _, sizes in self._epoch(0))
 
     def __iter__(self) -> Iterator[Any]:
-        pin = self._device.type != "cpu"
+        pin = self.device.type != "cpu"
         feed = Feed(
             self._samples,
             self.plan.global_batch,
@@ -126,17 +137,49 @@ class ShareLoader:
             pin=pin,
         )
         for total, sizes in self._epoch(self.samples_seen):
+            self._in_hand = total
             try:
                 for number, size in enumerate(sizes):
                     batch = feed.next_batch() if size else self._samples.collate([self._samples.dataset[0]])
                     self._steps.begin(batch, size, total, last=number >= len(sizes) - 1)
-                    yield to_device(batch, self._device)
+                    yield to_device(batch, self.device)
             except GeneratorExit:  # the loop was left by a break
-                self.samples_seen += total if self._steps.leave() else 0
+                self._count(total if self._steps.leave() else 0)
                 raise
             self._steps.settle()
-            self.samples_seen += total
+            self._count(total)
         feed.close()
+
+    @property
+    def position(self) -> Position:
+        """Where in its data the loop is; UsageError between a global batch's first turn and its step."""
+        if self._in_hand and not self._steps.is_done:
+            raise UsageError(
+                f"the loop on {self.ranks.here} is in the middle of a global batch",
+                remedy="save after the optimizer.step() that moves: loader.at_boundary is then true",
+            )
+        return Position(
+            step=self.steps_taken + bool(self._in_hand),
+            samples_seen=self.samples_seen + self._in_hand,
+            seed=self._samples.seed,
+            global_batch=self.plan.global_batch,
+            dataset_size=len(self._samples.dataset),
+            shuffle=self._samples.shuffle,
+        )
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the global batch at hand has been taken in full: the time to save or to evaluate."""
+        return not self._in_hand or self._steps.is_done
+
+    def go_on_from(self, position: Position) -> None:
+        """The next loop begins where `position` is."""
+        self.samples_seen, self.steps_taken = position.samples_seen, position.step
+
+    def _count(self, samples: int) -> None:
+        self.samples_seen += samples
+        self.steps_taken += bool(samples)
+        self._in_hand = 0
 
     def _epoch(self, seen: int) -> Iterator[tuple[int, tuple[int, ...]]]:
         """(samples of the global batch, sizes of this device's micro-batches) up to the epoch's end."""
@@ -225,6 +268,11 @@ class _LoopSteps:
         self._buckets.discard()
         self._share, self._awaited = TallyShare(), False
         return False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the global batch at hand is through: its step was made, or dropped by all."""
+        return self.verdict is not None and (self.moved or self.verdict.do != "apply")
 
     def may_move(self) -> bool:
         """Whether the optimiser moves now: once, after a sum that all devices accept."""

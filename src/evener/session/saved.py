@@ -1,5 +1,6 @@
 """Checkpoints in plain PyTorch: their list, their state in an ordinary model and optimiser, their weights."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from torch import Tensor, nn
 from evener.core.figures import Value
 from evener.errors import FileError, StateError
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in
-from evener.runtime.checkpoints.manifest import MANIFEST, Manifest, Position
+from evener.runtime.checkpoints.manifest import MANIFEST, Position
 from evener.runtime.state import import_state
+from evener.session.drop_in import ShareLoader
 from evener.session.keep import saved_tensors
+from evener.session.loop_options import set_options
 from evener.session.resume import choose
-from evener.session.state import check_model, read_state
+from evener.session.state import check_model, check_position, read_state, restore_generators
 
 
 class Listed(Value, frozen=True, kw_only=True):
@@ -68,18 +71,35 @@ def _listed(checkpoint: Checkpoint, *, verify: bool) -> Listed:
 
 
 def load_checkpoint(
-    path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+    path: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    loader: ShareLoader | None = None,
+    *,
+    scheduler: Any = None,
 ) -> Position:
-    """Put a checkpoint, or the newest good one of a run's folder, into a plain model and optimiser.
+    """Put a checkpoint, or the newest good one of a run's folder, into a model and optimiser.
 
-    Every byte is checked first. Returns where in its data the run was: `step`, `samples_seen` and what the
-    order of samples follows from. Groups of parameters keep their options (learning rate, ...). StateError
-    where it is damaged or of another model or optimiser; nothing has changed then.
+    Every byte is checked first. Works in plain PyTorch, and in every process of a loop over what `ev.prepare`
+    gave: the next turn of `loader` is then the one that would have come. Returns where in its data the run
+    was: `step`, `samples_seen` and what the order of samples follows from. Options of parameter groups
+    (learning rate, ...) are set where a loop of one's own saved them; a recipe's follow from samples seen.
+    StateError where it is damaged, or of another model, optimiser or order of samples; nothing has changed
+    then.
     Example: `load_checkpoint("runs/text-…", model, optimizer).samples_seen`.
     """
     checkpoint = _chosen(path)
-    fill(checkpoint, model, optimizer)
-    return checkpoint.manifest.position
+    manifest = checkpoint.manifest
+    if loader is not None:
+        check_position(manifest.position, loader.position, checkpoint)
+    fill(checkpoint, model, optimizer, loader.ranks.here if loader else None)
+    if optimizer is not None:
+        set_options(manifest.options, optimizer, scheduler)
+    if loader is not None:
+        loader.go_on_from(manifest.position)
+        for sentence in restore_generators(checkpoint, loader.ranks.here, loader.device):
+            print(f"evener: {sentence}", file=sys.stderr, flush=True)
+    return manifest.position
 
 
 def _chosen(path: str | Path) -> Checkpoint:
@@ -87,19 +107,23 @@ def _chosen(path: str | Path) -> Checkpoint:
     return Checkpoint(Path(choose(str(place), place).path))
 
 
-def fill(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Manifest:
-    """`load_checkpoint` for one that was checked."""
+def fill(
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    here: str | None = None,
+) -> None:
+    """Make `model` and what `optimizer` keeps what they were, for the device `here`."""
     tensors = saved_tensors(model)
     kind = type(optimizer).__name__ if optimizer is not None else None
     check_model(checkpoint.manifest, tensors, kind, checkpoint.path)
-    state = read_state(checkpoint, list(tensors))
+    state = read_state(checkpoint, list(tensors), here)
     if optimizer is not None:
         import_state(state, tensors, optimizer)
-        return checkpoint.manifest
+        return
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(state[f"model/{name}"])
-    return checkpoint.manifest
 
 
 def export_weights(path: str | Path, file: str | Path) -> Path:

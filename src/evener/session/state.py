@@ -5,13 +5,14 @@ BatchNorm's statistics, where each device normalises by itself, differ between h
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener import __version__
-from evener.errors import StateError
+from evener.errors import StateError, UsageError
 from evener.runtime.checkpoints.folder import Checkpoint
 from evener.runtime.checkpoints.manifest import FORMAT, Manifest, Position, Scale, TensorInfo, model_id
 from evener.runtime.checkpoints.randomness import rng_state, set_rng_state
@@ -25,9 +26,10 @@ from evener.session.steps import Steps
 
 
 class JobState:
-    """The state of `steps` as a `Saver` takes it."""
+    """The state of `steps` as a `Saver` takes it; UsageError where some of it lies apart from the model."""
 
     def __init__(self, steps: Steps) -> None:
+        refuse_tables(steps)
         self._steps = steps
 
     @property
@@ -39,7 +41,7 @@ class JobState:
         return self._steps.optimizer
 
     def own(self) -> Own:
-        return own_state(self._steps)
+        return own_of(view_of(self._steps))
 
     def manifest(self) -> Manifest:
         steps = self._steps
@@ -55,23 +57,54 @@ class JobState:
         )
 
 
-def own_state(steps: Steps) -> Own:
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What one device sees of a job's state: all names and their holders, and the tensors that it holds.
+
+    `parts` is this device's part of the samples by name. `leaders` has, by layer, the one device with the
+    statistics of all waves; those of layers in `pooled` are otherwise the same on all holders.
+    """
+
+    model: nn.Module
+    held: Mapping[str, Tensor]
+    holders: Mapping[str, tuple[str, ...]]
+    ranks: Ranks
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    parts: Mapping[str, float]
+    leaders: Mapping[str, str] = field(default_factory=dict)
+    pooled: frozenset[str] = frozenset()
+
+
+def view_of(steps: Steps) -> View:
+    """The state of a job as this device sees it."""
+    return View(
+        model=steps.recipe.model,
+        held=held_tensors(steps),
+        holders=holders_of(steps),
+        ranks=steps.ranks,
+        optimizer=steps.optimizer,
+        device=steps.site.torch_device,
+        parts=steps.parts(),
+        leaders=steps.scopes.leaders,
+        pooled=steps.scopes.pooled,
+    )
+
+
+def own_of(view: View) -> Own:
     """The tensors that this device is to write: references, except generators' states."""
-    here = steps.ranks.here
-    held, givers = held_tensors(steps), _givers(steps)
+    here, held, givers = view.ranks.here, view.held, _givers(view)
     mine = [name for name in held if givers[name] == here]
-    tensors = export_state(held, steps.optimizer, mine)
-    apart = [name for name in _apart(steps) if name in held]
+    tensors = export_state(held, view.optimizer, mine)
+    apart = [name for name in _apart(view) if name in held]
     tensors |= {f"statistics/{here}/{name}": held[name].detach() for name in apart}
-    random = rng_state(steps.site.torch_device)
-    tensors |= {f"rng/{here}/{name}": state for name, state in random.items()}
+    tensors |= {f"rng/{here}/{name}": state for name, state in rng_state(view.device).items()}
     parameters = {f"model/{name}" for name, t in held.items() if isinstance(t, nn.Parameter)}
     moved = {n for n in tensors if not n.startswith("optimizer/") and n not in parameters}
-    parts = steps.parts()
     return Own(
         tensors=tensors,
         moved_by_forwards=frozenset(moved),
-        statistics={name: parts.get(name, 0.0) for name in apart},
+        statistics={name: view.parts.get(name, 0.0) for name in apart},
     )
 
 
@@ -113,15 +146,26 @@ def scale_of(scale: LossScale | None) -> Scale | None:
     return Scale(value=scale.value, good_steps=scale.good_steps) if scale else None
 
 
+def refuse_tables(steps: Steps) -> None:
+    """UsageError where tables are placed apart from the model: their rows are in no checkpoint."""
+    names = [layer.table.name for layer in steps.layout.tables.layers]
+    if names:
+        raise UsageError(
+            f"checkpoints do not hold tables that `place` puts apart: {', '.join(names)}",
+            remedy="no --checkpoint-every and no --resume with them; the run's end writes all weights",
+        )
+
+
 def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     """Put this device where `checkpoint` was, whatever plan and devices wrote it; what is not the same.
 
     Raises StateError where the checkpoint is of another model, optimiser or data order; nothing has changed
     then.
     """
+    refuse_tables(steps)
     manifest, here = checkpoint.manifest, steps.ranks.here
     check_model(manifest, saved_tensors(steps.recipe.model), type(steps.optimizer).__name__, checkpoint.path)
-    _check_position(manifest.position, position_of(steps), checkpoint)
+    check_position(manifest.position, position_of(steps), checkpoint)
     held = held_tensors(steps)
     state = read_state(checkpoint, list(held), here)
     import_state(state, held, steps.optimizer)
@@ -129,11 +173,16 @@ def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     scale = steps.executor.bench.loss_scale
     if scale and manifest.loss_scale:
         scale.value, scale.good_steps = manifest.loss_scale.value, manifest.loss_scale.good_steps
+    return restore_generators(checkpoint, here, steps.site.torch_device)
+
+
+def restore_generators(checkpoint: Checkpoint, here: str, device: torch.device) -> list[str]:
+    """Put this process's generators where those of the device `here` were; a sentence where it had none."""
     prefix = f"rng/{here}/"
-    random = checkpoint.read([n for n in manifest.tensors if n.startswith(prefix)])
+    random = checkpoint.read([n for n in checkpoint.manifest.tensors if n.startswith(prefix)])
     if not random:
         return [f"{here} was not there when {checkpoint.path.name} was written: its generators begin anew"]
-    set_rng_state({n.removeprefix(prefix): t for n, t in random.items()}, steps.site.torch_device)
+    set_rng_state({n.removeprefix(prefix): t for n, t in random.items()}, device)
     return []
 
 
@@ -195,26 +244,24 @@ def infos_of(model: nn.Module) -> dict[str, TensorInfo]:
     return {f"model/{name}": info_of(name, tensor) for name, tensor in saved_tensors(model).items()}
 
 
-def _givers(steps: Steps) -> dict[str, str]:
+def _givers(view: View) -> dict[str, str]:
     """Which device gives each tensor away: the leader of a wave its statistics, else by bytes."""
-    every = saved_tensors(steps.recipe.model)
+    every = saved_tensors(view.model)
     sizes = {name: t.numel() * t.element_size() for name, t in every.items()}
-    givers = owners(holders_of(steps), steps.ranks.devices, sizes)
-    leaders = steps.scopes.leaders
-    for name in every:
+    givers = owners(view.holders, view.ranks.devices, sizes)
+    for name in _statistic_names(view.model):
         layer = name.rpartition(".")[0]
-        if layer in leaders and name in _statistic_names(steps.recipe.model):
-            givers[name] = leaders[layer]
+        if layer in view.leaders:
+            givers[name] = view.leaders[layer]
     return givers
 
 
-def _apart(steps: Steps) -> list[str]:
+def _apart(view: View) -> list[str]:
     """Statistics that several devices hold and that nothing makes the same."""
-    holders = holders_of(steps)
     return [
         name
-        for name in _statistic_names(steps.recipe.model)
-        if len(holders.get(name, ())) > 1 and name.rpartition(".")[0] not in steps.scopes.pooled
+        for name in _statistic_names(view.model)
+        if len(view.holders.get(name, ())) > 1 and name.rpartition(".")[0] not in view.pooled
     ]
 
 
@@ -225,7 +272,8 @@ def _statistic_names(model: nn.Module) -> list[str]:
         if isinstance(module, _BatchNorm)
         for key, _ in module.named_buffers(recurse=False)
     ]
-    return [name for name in names if name in saved_tensors(model)]
+    kept = saved_tensors(model)
+    return [name for name in names if name in kept]
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
@@ -243,7 +291,8 @@ def _mean(values: Mapping[str, Tensor], parts: Mapping[str, float]) -> Tensor:
     return mean.to(some.dtype)
 
 
-def _check_position(there: Position, here: Position, checkpoint: Checkpoint) -> None:
+def check_position(there: Position, here: Position, checkpoint: Checkpoint) -> None:
+    """StateError where the samples of `there` do not come in the order of `here`."""
     words = {
         "seed": "--seed {}",
         "global_batch": "--batch {}",

@@ -1,0 +1,111 @@
+"""`ev.save_checkpoint`: checkpoints of a loop of one's own over what `ev.prepare` gave.
+
+    for x, y in loader:
+        …
+        optimizer.step()
+        if loader.at_boundary and loader.position.step % 500 == 0:
+            ev.save_checkpoint("runs/mine", model, optimizer, loader)     # in every process, last in the turn
+
+`ev.load_checkpoint("runs/mine", model, optimizer, loader)` goes on from there, on any number of devices.
+"""
+
+import atexit
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from evener import __version__
+from evener.runtime.checkpoints.manifest import FORMAT, Manifest, model_id
+from evener.runtime.ranks import Ranks
+from evener.session.drop_in import ShareLoader
+from evener.session.keep import saved_tensors
+from evener.session.loop_options import options_of
+from evener.session.save_rule import Keep
+from evener.session.saver import Own, Saver
+from evener.session.state import View, infos_of, own_of
+
+
+class LoopState:
+    """The state of a loop as a `Saver` takes it: every device holds everything."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, loader: ShareLoader, scheduler: Any
+    ) -> None:
+        self.model, self._optimizer, self.loader, self.scheduler = model, optimizer, loader, scheduler
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.loader.ranks
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._optimizer
+
+    def own(self) -> Own:
+        held, devices = saved_tensors(self.model), self.ranks.devices
+        pipelines = self.loader.plan.pipelines
+        mine = sum(p.samples for p in pipelines if self.ranks.here in p.devices)
+        part = mine / self.loader.plan.global_batch
+        return own_of(
+            View(
+                model=self.model,
+                held=held,
+                holders=dict.fromkeys(held, devices),
+                ranks=self.ranks,
+                optimizer=self.optimizer,
+                device=self.loader.device,
+                parts=dict.fromkeys(held, part),
+            )
+        )
+
+    def manifest(self) -> Manifest:
+        return Manifest(
+            format=FORMAT,
+            number=0,
+            position=self.loader.position,
+            optimizer=type(self.optimizer).__name__,
+            model_id=model_id(infos_of(self.model)),
+            shards=(),
+            options=options_of(self.optimizer, self.scheduler),
+            written_by=f"evener {__version__}",
+        )
+
+
+def save_checkpoint(
+    run: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: ShareLoader,
+    *,
+    scheduler: Any = None,
+    keep: int = 3,
+    wait: bool = False,
+) -> None:
+    """Save a loop over what `ev.prepare` gave, as it is now; called in every process at the same place.
+
+    `run` is the folder of the run, seen by all processes; the newest `keep` checkpoints stay. Returns when
+    copies are under way, which a thread writes; an earlier checkpoint that is still being written is waited
+    for. Until the next optimizer.step() nothing else may change parameters. `wait` returns when this process
+    is done, on the first process when all are. What goes wrong is printed and ends nothing. UsageError in the
+    middle of a global batch: see `loader.at_boundary`.
+    """
+    position = loader.position
+    options_of(optimizer, scheduler)  # refused here, and not in one process alone
+    savers = loader.__dict__.setdefault("savers", {})
+    key = str(run)
+    if key not in savers:
+        state = LoopState(model, optimizer, loader, scheduler)
+        saver = Saver(state, Path(run), loader.meeting, Keep(last=keep), _tell, name=f"loop {len(savers)}")
+        savers[key] = saver
+        atexit.register(saver.join)
+    savers[key].subject.scheduler = scheduler
+    savers[key].begin(position.samples_seen)
+    if wait:
+        savers[key].join()
+
+
+def _tell(sentence: str) -> None:
+    print(f"evener: {sentence}", file=sys.stderr, flush=True)
