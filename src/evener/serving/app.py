@@ -89,7 +89,8 @@ class _Guard:
     def _enter(self, request: Request) -> Response:
         """The same address without the token, which the cookie stands for from now on."""
         rest = urlencode([(k, v) for k, v in request.query_params.multi_items() if k != "token"])
-        response = RedirectResponse(f"{request.url.path}{f'?{rest}' if rest else ''}", status_code=303)
+        path = "/" + request.url.path.lstrip("/\\")  # two slashes would lead to another server
+        response = RedirectResponse(f"{path}{f'?{rest}' if rest else ''}", status_code=303)
         response.set_cookie(
             self._access.cookie, self._access.session, httponly=True, samesite="strict", path="/"
         )

@@ -52,7 +52,7 @@ class TensorBoardWriter:
 
 
 class WandbWriter:
-    """Logs to Weights & Biases, offline into `folder` unless WANDB_MODE says otherwise."""
+    """Logs to Weights & Biases, offline into `folder`/wandb unless WANDB_MODE says otherwise."""
 
     def __init__(self, folder: Path, name: str) -> None:
         try:
@@ -81,7 +81,7 @@ def open_writers(names: Sequence[str], folder: Path) -> list[Writer]:
     """The writers called `names` ("tensorboard", "wandb"), with files below the run's folder."""
     made: dict[str, Any] = {
         "tensorboard": lambda: TensorBoardWriter(folder / "tensorboard"),
-        "wandb": lambda: WandbWriter(folder / "wandb", folder.resolve().name),
+        "wandb": lambda: WandbWriter(folder, folder.resolve().name),
     }
     unknown = [n for n in names if n not in made]
     if unknown:

@@ -1,0 +1,48 @@
+"""evener explain: what it reads, and the sentences."""
+
+import json
+
+import pytest
+
+from evener.cli import main as cli
+from evener.core.files import write_bytes
+from evener.errors import UsageError
+from evener.report.explain import explanation
+from evener.report.page.files import read_run
+from evener.report.profiled import merged
+from tests.unit.report.page.runs import run_folder
+from tests.unit.report.test_profiled import GPU
+
+
+def test_a_profiled_run_is_explained_by_its_profile(tmp_path) -> None:
+    path = run_folder(tmp_path / "run")
+    write_bytes(path / "profiled-step.json", merged((GPU,)))
+    found = explanation(path, read_run(path))
+    assert found.source == "profiled by torch in step 4" and found.uses[0].busy == pytest.approx(0.6)
+    text = found.text()
+    assert "lab/a" in text and "60.0 %" in text and "30.0 %" in text
+    assert any("lost in a typical step: 217.5 ms of 1.2 s" in s for s in found.sentences)
+
+
+def test_without_a_profile_the_trace_tells(tmp_path) -> None:
+    path = run_folder(tmp_path / "run")
+    found = explanation(path, read_run(path))
+    assert "mean of 3 steps of trace.json, measured" in found.text()
+    used = found.uses[0]
+    assert used.step_s == pytest.approx(1.2) and used.busy == pytest.approx(1.08 / 1.2)
+    assert used.communication == used.exposed == pytest.approx(0.1 / 1.2)
+
+
+def test_a_run_with_neither_says_what_would_work(tmp_path) -> None:
+    path = run_folder(tmp_path / "run", finished=False)
+    with pytest.raises(UsageError, match="neither profiled-step"):
+        explanation(path, read_run(path))
+
+
+def test_the_verb_speaks_json(tmp_path, capsys) -> None:
+    path = run_folder(tmp_path / "run")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["explain", str(path), "--json"])
+    assert end.value.code == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [d["device"] for d in told["devices"]] == ["lab/a", "lab/b", "far/c"]
