@@ -120,7 +120,26 @@ def test_nobody_gathers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(EnvironmentBrokenError, match="nobody gathers"):
-        joining.join(fleet("b"), f"127.0.0.1:{port}", token="x", say=silent)
+        joining.join(fleet("b"), f"127.0.0.1:{port}", token="x", knock_s=0.3, say=silent)
+
+
+def test_who_comes_too_early_knocks_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    said: list[str] = []
+    found: list[Fleet] = []
+
+    def come() -> None:
+        found.append(joining.join(fleet("b"), f"127.0.0.1:{port}", token="x", come_s=30, say=said.append))
+
+    early = threading.Thread(target=come, daemon=True)
+    early.start()
+    while not said:
+        early.join(0.01)
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        merged = joining.gather(fleet("a"), 2, listener, token="x", come_s=30, say=silent)
+    early.join(30)
+    assert found == [merged] and "yet" in said[0]
 
 
 @pytest.mark.parametrize("address", ["lab1", "lab1:", "lab1:x", "lab1:99999"])

@@ -2,7 +2,9 @@
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -74,8 +76,10 @@ def probe(
             )
         if gather and join:
             raise UsageError("a host gathers or joins", remedy="--gather on one host, --join on the others")
-        fleet = _measured(host, devices, quick, links)
-        fleet = _gathered(fleet, gather, listen) if gather else _joined(fleet, join) if join else fleet
+        measure = partial(_measured, host, devices, quick, links)
+        fleet = (
+            _gathered(measure, gather, listen) if gather else _joined(measure, join) if join else measure()
+        )
     if output:
         write(output, fleet)
     _show(fleet, output)
@@ -103,7 +107,7 @@ def _merged(files: list[Path], others: object) -> Fleet:
     return merge({str(f): read_fleet(f) for f in files})
 
 
-def _gathered(fleet: Fleet, num_hosts: int, listen: str) -> Fleet:
+def _gathered(measure: Callable[[], Fleet], num_hosts: int, listen: str) -> Fleet:
     import socket
 
     from evener.probing import joining
@@ -121,10 +125,10 @@ def _gathered(fleet: Fleet, num_hosts: int, listen: str) -> Fleet:
         _say(f"on each other host: EVENER_TOKEN={token} evener probe --join {host}:{port} -o fleet.json")
         if host == "0.0.0.0":  # the user asked for it
             _say("(with this host's name or address in place of 0.0.0.0)")
-        return joining.gather(fleet, num_hosts, listener, token=token, say=_say)
+        return joining.gather(measure(), num_hosts, listener, token=token, say=_say)
 
 
-def _joined(fleet: Fleet, address: str) -> Fleet:
+def _joined(measure: Callable[[], Fleet], address: str) -> Fleet:
     import os
 
     from evener.probing import joining
@@ -132,7 +136,8 @@ def _joined(fleet: Fleet, address: str) -> Fleet:
     token = os.environ.get("EVENER_TOKEN", "")
     if not token:
         raise UsageError("joining needs a token", remedy="EVENER_TOKEN=... as the first host printed it")
-    return joining.join(fleet, address, token=token, say=_say)
+    joining.parted(address)  # a wrong one is told before anything is measured
+    return joining.join(measure(), address, token=token, say=_say)
 
 
 def _say(text: str) -> None:

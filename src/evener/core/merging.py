@@ -5,7 +5,8 @@ from itertools import combinations
 
 from msgspec.structs import replace
 
-from evener.core.fleet import Fleet, Link, unlike_kinds
+from evener.core.figures import Figure
+from evener.core.fleet import Device, Fleet, Link
 from evener.errors import UsageError
 
 
@@ -31,7 +32,7 @@ def merge(fleets: Mapping[str, Fleet], between: Sequence[Link] = (), problems: S
     links += between
     merged = Fleet(devices=tuple(d for f in fleets.values() for d in f.devices), links=tuple(links))
     notes = [*(f"{source}: {f.note}" for source, f in fleets.items() if f.note), *problems]
-    return replace(merged, note="; ".join([*notes, *unlinked(merged), *unlike_kinds(merged)]))
+    return replace(merged, note="; ".join([*notes, *unlinked(merged), *apart(merged)]))
 
 
 def unlinked(fleet: Fleet) -> list[str]:
@@ -43,6 +44,38 @@ def unlinked(fleet: Fleet) -> list[str]:
         for a, b in combinations(hosts, 2)
         if frozenset((a, b)) not in ends
     ]
+
+
+def apart(fleet: Fleet) -> list[str]:
+    """A sentence for each device whose numbers are further from another's of its kind than spreads explain.
+
+    Profiles are kept by kind. Two figures agree where value · (1 ± spread) of both overlap. Example: 8e9 and
+    2e9 FLOP/s with 5 % each do not, 8e9 and 8.3e9 do.
+    """
+    first: dict[str, Device] = {}
+    said = []
+    for device in fleet.devices:
+        other = first.setdefault(device.kind, device)
+        ours, theirs = _figures(other), _figures(device)
+        far = [n for n in ours if n in theirs and not _overlap(ours[n], theirs[n])]
+        if far:
+            told = ", ".join(f"{n} {ours[n].value:.3g} and {theirs[n].value:.3g}" for n in far)
+            said.append(
+                f"{other.name} and {device.name} are both of kind {device.kind!r} and differ: {told}; give "
+                "one another kind, or measure again when both are idle"
+            )
+    return said
+
+
+def _figures(device: Device) -> dict[str, Figure]:
+    named = {f"flops {name}": figure for name, figure in device.flops.items()}
+    others = {"bytes_per_s": device.bytes_per_s, "launch_s": device.launch_s}
+    return named | {name: figure for name, figure in others.items() if figure is not None}
+
+
+def _overlap(a: Figure, b: Figure) -> bool:
+    low, high = sorted((a, b), key=lambda f: f.value)
+    return low.value * (1 + low.spread) >= high.value * (1 - high.spread)
 
 
 def _apart(link: Link, source: str, used: dict[str, str]) -> Link:

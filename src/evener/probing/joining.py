@@ -31,6 +31,8 @@ MOST_HOSTS = 1024
 COME_S = 600.0
 """How long hosts wait for each other: each probes itself first."""
 DIAL_S = 10.0
+KNOCK_S = 60.0
+PAUSE_S = 0.25
 MEASURE_S = 60.0
 """How long a host may take for the link to one other."""
 ROUNDS = 3
@@ -133,23 +135,29 @@ def gather(
             known.append(Known(host=guest.host, address=address, port=guest.port, secret=guest.secret))
             peers.append(peer)
             say(f"{guest.host} has come: {len(fleets)} of {num_hosts} hosts")
-        merged = merge(fleets, links, problems)
+        merged = decode(encode(merge(fleets, links, problems)), Fleet, "the fleet")  # as the others get it
         for peer in peers:
             with suppress(OSError):  # who has gone has no use for it
                 _send(peer, merged)
     return merged
 
 
-def join(fleet: Fleet, address: str, *, token: str, come_s: float = COME_S, say: Say = print) -> Fleet:
+def join(
+    fleet: Fleet,
+    address: str,
+    *,
+    token: str,
+    come_s: float = COME_S,
+    knock_s: float = KNOCK_S,
+    say: Say = print,
+) -> Fleet:
     """The one fleet of the hosts that gather at `address` (HOST:PORT), after measuring the links to them.
 
-    EnvironmentBrokenError where nobody answers, the token is refused, or the others do not come.
+    EnvironmentBrokenError where nobody answers within `knock_s` seconds, the token is refused, or the others
+    do not come.
     """
     host, port = parted(address)
-    try:
-        peer = socket.create_connection((host, port), DIAL_S)
-    except OSError as e:
-        raise _broken(f"nobody gathers at {address}: {e.strerror or e}") from e
+    peer = _knock(host, port, address, time.monotonic() + knock_s, say)
     with peer, Waiter(secrets.token_hex(TOKEN_BYTES), host=peer.getsockname()[0]) as waiter:
         try:
             name = host_of(fleet)
@@ -162,6 +170,21 @@ def join(fleet: Fleet, address: str, *, token: str, come_s: float = COME_S, say:
             return _receive(peer, Fleet, come_s + MEASURE_S)
         except (OSError, EOFError) as e:
             raise _broken(f"the host at {address} went away: {e or 'it hung up'}") from e
+
+
+def _knock(host: str, port: int, address: str, end: float, say: Say) -> socket.socket:
+    """A connection to the host that gathers, which may still be starting."""
+    said = False
+    while True:
+        try:
+            return socket.create_connection((host, port), DIAL_S)
+        except OSError as e:
+            if time.monotonic() >= end:
+                raise _broken(f"nobody gathers at {address}: {e.strerror or e}") from e
+            if not said:
+                say(f"nobody gathers at {address} yet ({e.strerror or e}); trying again")
+                said = True
+            time.sleep(PAUSE_S)
 
 
 def parted(address: str) -> tuple[str, int]:

@@ -2,7 +2,7 @@ import pytest
 
 from evener.core.figures import Figure, line
 from evener.core.fleet import Device, Fleet, Link
-from evener.core.merging import merge, unlinked
+from evener.core.merging import apart, merge, unlinked
 from evener.errors import UsageError
 
 
@@ -44,4 +44,15 @@ def test_buses_of_two_hosts_stay_apart() -> None:
 
 def test_a_kind_whose_numbers_differ_is_said() -> None:
     found = merge({"a": fleet("a"), "b": fleet("b", rate=2e9)})
-    assert "a/cpu and b/cpu are both of kind 'CPU (2 threads)'" in found.note
+    assert "a/cpu and b/cpu are both of kind 'CPU (2 threads)' and differ" in found.note
+
+
+@pytest.mark.parametrize(
+    ("rate", "spread", "differ"), [(1.08e9, 0.05, False), (1.2e9, 0.05, True), (2e9, 0.6, False)]
+)
+def test_what_spreads_explain_is_no_difference(rate, spread, differ) -> None:
+    def device(name: str, value: float) -> Device:
+        figure = Figure(value=value, source="measured", spread=spread)
+        return Device(name=name, kind="CPU", flops={"float32": figure})
+
+    assert bool(apart(Fleet(devices=(device("a/cpu", 1e9), device("b/cpu", rate))))) is differ
