@@ -22,6 +22,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common import Bar, finish, parser, say
+from benchmarks.recommender import recommender
 from evener.runtime.tables.layer import place_table
 from evener.runtime.tables.optimizers import SGD, Adagrad, Adam, TableOptimizer
 from evener.runtime.tables.sums import TableSums
@@ -197,12 +198,13 @@ def torchrec(args: argparse.Namespace) -> tuple[dict[str, Any], list[Bar]]:
     return figures, bars
 
 
-PARTS = {"speed": speed, "torchrec": torchrec}
+PARTS = {"speed": speed, "torchrec": torchrec, "recommender": recommender}
 
 
 def main() -> int:
     p = parser("What tables outside of the devices cost")
-    p.add_argument("--only", default="speed", help=f"parts, of {', '.join(PARTS)}")
+    p.add_argument("--only", default="speed,recommender", help=f"parts, of {', '.join(PARTS)}")
+    p.add_argument("--rows", type=int, default=0, help="recommender: rows of the synthetic table")
     args = p.parse_args()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
