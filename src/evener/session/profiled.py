@@ -15,6 +15,7 @@ import torch
 from torch.profiler import profile, record_function, supported_activities
 
 from evener.core.files import write_bytes
+from evener.core.words import counted
 from evener.report.profiled import DeviceProfile, from_kineto, left_out_note, merged
 from evener.session.meeting import Meeting
 
@@ -71,5 +72,5 @@ def write_profiled(room: Meeting, devices: Sequence[str], step: int, folder: Pat
         return f"no step was profiled: step {step} was not reached"
     write_bytes(folder / "profiled-step.json", merged(found))
     notes = [left_out_note(p) for p in found if p.left_out]
-    told = f"step {step} ran under torch's profiler on {len(found)} devices, which makes it slower"
+    told = f"step {step} ran under torch's profiler on {counted(len(found), 'device')}, which makes it slower"
     return "; ".join([f"{told}: profiled-step.json", *notes])

@@ -4,7 +4,7 @@ import pytest
 
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.core.words import counted
+from evener.core.words import counted, printable
 from evener.errors import UsageError
 from evener.report.plans import plan_text
 from evener.session.ask import split_of
@@ -24,3 +24,8 @@ def test_a_split_for_one_device_is_counted_right() -> None:
     fleet = Fleet(devices=(Device(name="lab/a", kind="cpu"),))
     with pytest.raises(UsageError, match="has 2 numbers for 1 device\n"):
         split_of("1,2", fleet)
+
+
+def test_what_cannot_be_seen_is_replaced() -> None:
+    assert printable("\x1b[2Ja\u202eb\r\n") == "�[2Ja�b��"
+    assert printable("lab1/gpu0 ü 中 −") == "lab1/gpu0 ü 中 −"
