@@ -43,7 +43,9 @@ def _judge(facts: HostFacts, card: Card) -> Finding:
         found = reason(facts, card)
         if found is not None:
             return found
-    return _unseen(facts, card) if card.torch_index is None else _works(facts, card)
+    if card.torch_index is None:
+        return _unseen(facts, card)
+    return _works(facts, card) if card.dtypes or not card.dtype_errors else _idle(facts, card)
 
 
 def without_torch(facts: HostFacts, card: Card) -> Finding | None:
@@ -199,6 +201,18 @@ def _unseen(facts: HostFacts, card: Card) -> Finding:
         what="torch does not see the card, and no rule says why",
         evidence=f"{card.kind}; torch: {error or 'no error'}; driver: {card.error or 'no error'}",
         mend="python -c 'import torch; torch.zeros(1, device=\"cuda\")'  # and read its error",
+    )
+
+
+def _idle(facts: HostFacts, card: Card) -> Finding:
+    errors = dict.fromkeys(card.dtype_errors.values())
+    return Finding(
+        code="DR122",
+        grade="fails",
+        where=label(facts, card),
+        what="torch sees the card, and nothing that was tried runs on it",
+        evidence=f"{card.kind}; torch: {'; '.join(errors)}",
+        mend="python -c 'import torch; print(torch.ones(2, device=\"cuda\") + 1)'  # and read its error",
     )
 
 

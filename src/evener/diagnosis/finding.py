@@ -33,7 +33,7 @@ CODES = {
     "DR119": "torch cannot be imported",
     "DR120": "no torch",
     "DR121": "the container lost its cards",
-    "DR122": "torch does not see the card",
+    "DR122": "torch cannot use the card, for a reason that no rule knows",
     "DR123": "torch is too old",
     "DR124": "a setting names a card that is not here",
     "DR201": "little shared memory",

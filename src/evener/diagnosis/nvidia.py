@@ -6,6 +6,7 @@ from evener.diagnosis.finding import Finding, label, read_in
 from evener.diagnosis.rules import generation, rules, toolkit, version
 
 REBOOT = "sudo reboot"
+NO_KERNEL = "no kernel image"
 LOST = ("lost", "fallen off", "unable to determine the device handle")
 
 
@@ -194,7 +195,9 @@ def no_kernels(facts: HostFacts, card: Card) -> Finding | None:
     """The build's kernels are for other architectures; what was measured to work goes before any list."""
     device = builds.device_code(card)
     built = _archs(facts)
-    if device is None or not built or card.dtypes or builds.carries(built, device):
+    tried_in_vain = any(NO_KERNEL in error for error in card.dtype_errors.values())
+    listed = not built or builds.carries(built, device or 0)
+    if device is None or card.dtypes or (listed and not tried_in_vain):
         return None
     found = _driver(facts).library or _driver(facts).kernel
     together = builds.wheels_for(codes(facts), facts.machine, found)
@@ -208,7 +211,7 @@ def no_kernels(facts: HostFacts, card: Card) -> Finding | None:
         mend = f"{driver_line(facts, card)} && {REBOOT}  # then a build for CUDA 13"
     else:
         mend = f"TORCH_CUDA_ARCH_LIST={device / 10} and a build of torch from source: no official one"
-    has = " ".join(f"sm_{c}" for c in sorted(built))
+    has = " ".join(f"sm_{c}" for c in sorted(built)) or "no list of its own"
     return Finding(
         code="DR101",
         grade="fails",

@@ -85,6 +85,8 @@ def _lanes(facts: HostFacts, card: Card) -> Iterator[Finding]:
 def _types(
     facts: HostFacts, where: str, kind: str, rates: dict[str, float], errors: dict[str, str]
 ) -> Iterator[Finding]:
+    if not rates:
+        return  # nothing was measured, or nothing runs, which is told elsewhere
     full = rates.get("float32")
     better = [n for n in ("float16", "bfloat16") if full and rates.get(n, 0.0) >= full]
     instead = better[0] if better else "float32"
