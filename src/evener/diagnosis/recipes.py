@@ -3,6 +3,7 @@
 from evener.diagnosis.builds import INDEX
 from evener.diagnosis.environments import PYTHON, Environment
 
+SOURCE = "EVENER_SOURCE"
 PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 RUN_OPTIONS = {
     "cu": "--gpus all",
@@ -15,7 +16,8 @@ def files(found: Environment) -> dict[str, str]:
     """The files of an environment by name. There is no Dockerfile for macOS, where containers see no GPU.
 
     All take torch from the index in the environment variable TORCH_INDEX, whose folders are named after
-    builds (cu126, rocm7.2, cpu); evener itself comes from its checkout.
+    builds (cu126, rocm7.2, cpu). evener itself comes from its checkout: the folder that is given to docker
+    build, or that EVENER_SOURCE names, since conda takes relative paths from where its file lies.
     """
     made = {"environment.yml": conda(found), "requirements.txt": requirements(found)}
     if found.machine in PLATFORMS:
@@ -50,7 +52,7 @@ def conda(found: Environment) -> str:
     """A conda environment file; settings become the environment's variables."""
     lines = [
         *_head(found),
-        f"# in evener's checkout, with {INDEX} set: conda env create -f THIS_FILE",
+        f"# in evener's checkout, with {INDEX} set: {SOURCE}=$PWD conda env create -f THIS_FILE",
         f"name: {_tag(found)}",
         "channels:",
         "  - conda-forge",
@@ -68,13 +70,13 @@ def conda(found: Environment) -> str:
 def requirements(found: Environment) -> str:
     """Lines for pip."""
     told = [f"# set {name}={value}" for name, value in found.settings.items()]
-    head = [*_head(found), f"# in evener's checkout, with {INDEX} set: pip install -r THIS_FILE", *told]
-    return "\n".join([*head, *_pip(found)]) + "\n"
+    how = f"# in evener's checkout, with {INDEX} set: {SOURCE}=$PWD pip install -r THIS_FILE"
+    return "\n".join([*_head(found), how, *told, *_pip(found)]) + "\n"
 
 
 def _pip(found: Environment) -> list[str]:
     index = [f"--extra-index-url ${{{INDEX}}}/{found.variant}"] if found.variant else []
-    return [*index, found.requirement, f"-e {_evener(found, '.')}"]
+    return [*index, found.requirement, f"-e {_evener(found, f'${{{SOURCE}}}')}"]
 
 
 def _index(found: Environment, option: str) -> str:

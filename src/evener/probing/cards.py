@@ -175,9 +175,26 @@ def from_kfd(read: Read, names: Names) -> list[Card]:
                 memory_bytes=memory or None,
                 integrated=int(told.get("cpu_cores_count", "0")) > 0 or None,
                 numa_node=_number(read(f"{PCI}/{address}/numa_node")),
+                **_amd_state(f"{PCI}/{address}", read, names),
             )
         )
     return found
+
+
+def _amd_state(folder: str, read: Read, names: Names) -> dict[str, Any]:
+    """Memory, power, heat and lanes of an AMD card, from its folder in /sys; what is not there is absent."""
+    sensors = next((f"{folder}/hwmon/{n}" for n in names(f"{folder}/hwmon")), folder)
+    total, used = (_number(read(f"{folder}/mem_info_vram_{n}")) for n in ("total", "used"))
+    limit, own = (_number(read(f"{sensors}/power1_cap{n}")) for n in ("", "_default"))
+    heat = _number(read(f"{sensors}/temp1_input"))
+    return {
+        "free_memory_bytes": total - used if total is not None and used is not None else None,
+        "power_limit_w": limit / 1e6 if limit else None,
+        "default_power_limit_w": own / 1e6 if own else None,
+        "temperature_c": heat / 1e3 if heat is not None else None,
+        "pcie_width": _number(read(f"{folder}/current_link_width")),
+        "max_pcie_width": _number(read(f"{folder}/max_link_width")),
+    }
 
 
 def gfx(number: int) -> str:

@@ -121,6 +121,10 @@ def test_files_parse_and_agree(name: str) -> None:
         assert str(next(iter(wanted.specifier)).version).partition("+")[2] == found.variant
         indices = [x for x in lines if "index-url" in x]
         assert indices == ([f"--extra-index-url ${{TORCH_INDEX}}/{found.variant}"] if found.variant else [])
+        extra = "[nvidia]" if found.variant.startswith("cu") else ""
+        assert (
+            lines[-1] == f"-e ${{EVENER_SOURCE}}{extra}"
+        )  # conda takes relative paths from its file's folder
         assert conda.get("variables", {}) == found.settings
         python = re.fullmatch(r"python=(\d+\.\d+)", conda["dependencies"][0])[1]
         if "Dockerfile" in texts:

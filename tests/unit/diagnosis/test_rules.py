@@ -1,5 +1,6 @@
 """Rows of the rules, held against torch's own lists, against each other and against orders that must hold."""
 
+import platform
 import re
 from datetime import date
 from pathlib import Path
@@ -73,6 +74,18 @@ def torch_version() -> str:
 
 def test_no_row_is_wrong() -> None:
     assert wrong_rows(rules()) == []
+
+
+def test_the_installed_build_is_as_its_row_says() -> None:
+    import torch
+
+    if not torch.version.cuda:
+        pytest.skip("the installed torch is built without CUDA")
+    own = {code(a) for a in torch._C._cuda_getArchFlags().split() if a.startswith("sm_")}
+    rows = [w for w in rules().wheels if w.cuda == torch.version.cuda]
+    row = next(w for w in rows if version(w.torch) == version(torch.__version__)[:2])
+    assert own == set(row.archs[platform.machine()])
+    assert row.nccl in (None, ".".join(map(str, torch.cuda.nccl.version())))
 
 
 def changed(part: str, pick: dict, **new) -> Rules:

@@ -77,6 +77,13 @@ KFD = {
     "/sys/bus/pci/devices/0000:21:00.0/class": "0x038000\n",
     "/sys/bus/pci/devices/0000:21:00.0/device": "0x740c\n",
     "/sys/bus/pci/devices/0000:21:00.0/numa_node": "3\n",
+    "/sys/bus/pci/devices/0000:21:00.0/mem_info_vram_total": "68702699520\n",
+    "/sys/bus/pci/devices/0000:21:00.0/mem_info_vram_used": "702699520\n",
+    "/sys/bus/pci/devices/0000:21:00.0/hwmon/hwmon3/power1_cap": "300000000\n",
+    "/sys/bus/pci/devices/0000:21:00.0/hwmon/hwmon3/power1_cap_default": "560000000\n",
+    "/sys/bus/pci/devices/0000:21:00.0/hwmon/hwmon3/temp1_input": "41000\n",
+    "/sys/bus/pci/devices/0000:21:00.0/current_link_width": "8\n",
+    "/sys/bus/pci/devices/0000:21:00.0/max_link_width": "16\n",
     "/sys/bus/pci/devices/0000:03:00.0/vendor": "0x1002\n",
     "/sys/bus/pci/devices/0000:03:00.0/class": "0x030000\n",
     "/sys/bus/pci/devices/0000:0a:00.0/vendor": "0x10de\n",
@@ -101,6 +108,9 @@ def test_amds_table_tells_each_die_and_the_processors_graphics() -> None:
     assert (die.kind, die.arch, die.bus_id) == ("AMD INSTINCT MI250 (MCM)", "gfx90a", "0000:21:00.0")
     assert (die.memory_bytes, die.hardware_id, die.smi_index) == (68702699520, "GPU-000000000000002a", 0)
     assert die.numa_node == 3 and die.integrated is None
+    assert (die.free_memory_bytes, die.temperature_c) == (68 * 10**9, 41)
+    assert (die.power_limit_w, die.default_power_limit_w) == (300, 560)
+    assert (die.pcie_width, die.max_pcie_width) == (8, 16)
     assert (graphics.kind, graphics.arch, graphics.integrated) == ("AMD raphael", "gfx1036", True)
 
 
