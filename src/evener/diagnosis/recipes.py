@@ -41,7 +41,7 @@ def dockerfile(found: Environment) -> str:
         *(f"ENV {name}={value}" for name, value in found.settings.items()),
         f'RUN pip install "{found.requirement}"{_index(found, "--index-url")}',
         "COPY . /opt/evener",
-        f"RUN pip install {_evener(found, '/opt/evener')}",
+        f'RUN pip install "{_evener(found, "/opt/evener")}"',
         "WORKDIR /work",
         'CMD ["evener", "doctor"]',
     ]
