@@ -4,10 +4,8 @@ generation 1: a b c   ──  c is lost in step 7  ──►   a and b tell thei
 generation 2: a b                                    one of them has its ballot, and redone otherwise
 """
 
-from typing import Literal
-
 from evener.core.figures import Value
-from evener.core.fleet import Device, Fleet
+from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 
 
@@ -46,20 +44,12 @@ class Standing(Value, frozen=True, kw_only=True):
     snapshots: tuple[Snapshot, ...] = ()
 
 
-class Wish(Value, frozen=True, kw_only=True):
-    """A device that asks to leave or to join; a joiner describes itself."""
-
-    type: Literal["leave", "join"]
-    device: str
-    described: Device | None = None
-
-
 class Turn(Value, frozen=True, kw_only=True):
     """How a generation begins: the plan, who is there, and from where the job goes on.
 
     `members` may be more than the plan uses: a device that leaves still hands over what only it holds.
-    `holders` has, by name of parameter and buffer, who has its state as of `step`; with `rewind` that state is
-    in their copies of before `step`. `ballot` concludes the step before for those who lack it.
+    `holders` has, by name of parameter and buffer, who has its state as of `step`; with `rewind` that state
+    is in their copies of before `step`. `ballot` concludes the step before for those who lack it.
     """
 
     fleet: Fleet

@@ -19,7 +19,7 @@ from evener.rehearsal.verdict import Lateness, verdict
 from evener.report.accounting import account, predicted_solo
 from evener.report.chrome import chrome_trace
 from evener.report.live import LiveView
-from evener.report.metrics import MetricsWriter
+from evener.report.metrics import MetricsWriter, read_metrics
 from evener.report.page.files import RunInfo
 from evener.report.plans import plan_text
 from evener.report.results import Evaluation, RunReport
@@ -93,13 +93,22 @@ class Journal:
                 started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
             ),
         )
-        self._metrics = self._metrics or MetricsWriter(self.folder / "metrics.jsonl")
+        if self._metrics is None:
+            self._metrics = MetricsWriter(self.folder / "metrics.jsonl")
+            self._catch_up(self._metrics)
         if not self._quiet:
             print(plan_text(plan), file=sys.stderr)
             if self._live:
                 self._live.__exit__(None, None, None)
             self._live = LiveView(plan, steps, time.monotonic, Console(file=sys.stderr))
             self._live.__enter__()
+
+    def _catch_up(self, metrics: MetricsWriter) -> None:
+        """Write what the device that led before did not come to write, or wrote where this one cannot see."""
+        written = [r.step for r in read_metrics(metrics.path).records]
+        for record in self._records:
+            if record.step > max(written, default=-1):
+                metrics.append(record)
 
     def __exit__(self, *exc: Any) -> None:
         if self._live:

@@ -51,6 +51,8 @@ def launch_for(request: Request, kind: type[T]) -> T:
     # Idle OpenMP threads spin on cores that other processes need: with 1 + 2 threads on 2 cores a step took
     # three times as long. Read when torch is loaded, that is by the fork server; a value of the user's stays.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # A lost device is told in a sentence; torch would add forty lines of its own C++ frames.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     lifeline, parent_end = context.Pipe(duplex=False)

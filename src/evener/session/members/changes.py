@@ -93,6 +93,15 @@ class Changes:
         self._member.decisions.append(f"{wish.device} wished to {what} and may not: {why}")
         self._meeting.put(f"answer/{number}", Answer(why_not=why))
 
+    def _is_answered(self, number: int, wish: Wish) -> bool:
+        """A leave that was granted for a generation that came about otherwise is still to come."""
+        key = f"answer/{number}"
+        if not self._meeting.has(key):
+            return False
+        granted = self._meeting.get(key, Answer).generation
+        still_here = wish.leaves and wish.device in self._generation.turn.stays
+        return granted is None or granted > self._generation.number or not still_here
+
     def _granted(self, wish: Wish) -> Planned:
         return self._without(wish) if wish.leaves else self._with(wish)
 

@@ -124,5 +124,5 @@ def _settle(member: Member, before: Generation, standing: Standing, turn: Turn) 
             steps.complete(turn.ballot)
             own.step, own.samples_seen = steps.number, steps.samples_seen
         record = steps.abandon()
-        if record is not None and not turn.rewind:
+        if record is not None and record.step < turn.step:
             member.records.append(record)
