@@ -93,7 +93,8 @@ class Network:
     def shape(self, switch: int, mbit: int) -> None:
         """Every host sends no faster than so many Mbit/s over this switch."""
         for host in self.hosts:
-            shaper = ["tbf", "rate", f"{mbit}mbit", "burst", "32kb", "latency", "50ms"]
+            burst = f"{max(16, mbit // 4)}kb"  # what passes within two milliseconds
+            shaper = ["tbf", "rate", f"{mbit}mbit", "burst", burst, "latency", "50ms"]
             run("tc", "-n", host, "qdisc", "replace", "dev", f"eth{switch}", "root", *shaper)
 
     def kill(self, switch: int) -> None:

@@ -26,7 +26,8 @@ class Spot(Value, frozen=True, kw_only=True):
     """Where one process stands: its host, its interfaces, and the port on which it waits for the others.
 
     `route` is the interface by which its kernel reaches the job's meeting place, `environment` the user's
-    variables that decide the transport. `host` is the same for the processes of one network namespace.
+    variables that decide the transport. `host` is the same for the processes of one network namespace;
+    `within` is true where all processes are on one host, which then talk over loopback.
     """
 
     process: str
@@ -35,6 +36,7 @@ class Spot(Value, frozen=True, kw_only=True):
     interfaces: tuple[Interface, ...] = ()
     route: str = ""
     environment: dict[str, str] = {}
+    within: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -43,7 +45,7 @@ class Spot(Value, frozen=True, kw_only=True):
     @property
     def doors(self) -> dict[str, str]:
         """Address by interface, of those that others might reach; only what the user named, if anything."""
-        found = {i.name: a for i in self.interfaces if i.up and (a := _address(i))}
+        found = {i.name: a for i in self.interfaces if i.up and (a := _address(i, loopback=self.within))}
         named = self.named
         return {n: a for n, a in found.items() if n in named} if named else found
 
@@ -53,9 +55,10 @@ class Spot(Value, frozen=True, kw_only=True):
         return tuple(n for n in self.environment.get("GLOO_SOCKET_IFNAME", "").split(",") if n)
 
 
-def _address(interface: Interface) -> str:
-    """The address of an interface that Gloo would listen on: IPv4 first, no loopback, none of one link."""
-    able = [a for a in map(ip_address, interface.addresses) if not (a.is_loopback or a.is_link_local)]
+def _address(interface: Interface, *, loopback: bool) -> str:
+    """The address of an interface that Gloo would listen on: IPv4 first, none that is of one link only."""
+    known = [ip_address(a) for a in interface.addresses]
+    able = [a for a in known if not a.is_link_local and a.is_loopback == loopback]
     return str(min(able, key=lambda a: a.version)) if able else ""
 
 
@@ -144,9 +147,10 @@ def decide(spots: Sequence[Spot], attempts: Sequence[Attempt]) -> Verdict:
 def variables_of(spot: Spot, door: Door) -> dict[str, str]:
     """What this process has to have in its environment: the door's interface, where the user names none.
 
-    Example: {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}.
+    Nothing within one host. Example: {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}.
     """
-    wanted = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if door.interface else ()
+    needed = door.interface and not spot.within
+    wanted = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if needed else ()
     return {name: door.interface for name in wanted if not spot.environment.get(name)}
 
 

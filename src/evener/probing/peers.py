@@ -19,7 +19,7 @@ from evener.core.ways import PeerCopy, PeerState
 
 PATTERN_BYTES = 2**24
 REPEATS = 3
-ANSWER_S = 8.0
+ANSWER_S = 6.5
 _MOST_BYTES = 2**20
 
 

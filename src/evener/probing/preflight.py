@@ -29,8 +29,10 @@ T = TypeVar("T")
 COME_S = 60.0
 LOOK_S = 3.0
 RATES_S = 4.0
-RATE_S = (0.15, 0.7)
+RATE_S = (0.15, 1.2)
 """At least and at most so many seconds for one rate."""
+COPIES_S = 7.0
+"""So long copies between accelerators may take, which load torch in a process of their own."""
 _SPARE_S = 1.5
 _MOST_VALUE = 4096
 _MOST_BYTES = 2**22
@@ -129,11 +131,12 @@ def preflight(
     with Waiter(token) as waiter:
         spot = spot_here(party, waiter.port, environment)
         party.board.put(f"here/{party.number}", Here(spot=spot, token=token))
-        everyone = _all(party, "here", Here, come_s, "came")
+        everyone = _seen(_all(party, "here", Here, come_s, "came"))
         begin = clock()
         others = [h for h in everyone if h.spot.process != party.name]
         first = next(h for h in everyone if h.spot.host == party.host).spot.process == party.name
         copying = _started(copies) if copies and first else None
+        spot = everyone[party.number].spot
         party.board.put(f"tried/{party.number}", Tried(attempts=_look_at(party.name, spot, others)))
         if party.leads:
             tried = _all(party, "tried", Tried, LOOK_S + _SPARE_S, "answered")
@@ -144,13 +147,13 @@ def preflight(
         rates = _measured(party, orders, tokens)
         party.board.put(f"rates/{party.number}", replace(rates, copies=copying() if copying else Copies()))
         if party.leads:
-            told = _all(party, "rates", Tried, RATES_S + 2 * _SPARE_S, "measured")
+            told = _all(party, "rates", Tried, COPIES_S + _SPARE_S, "measured")
             spots = [h.spot for h in everyone]
             verdict = decide(spots, with_rates(spots, attempts, [a for t in told for a in t.attempts]))
             verdict = _with_copies(verdict, spots, [t.copies for t in told])
             notes = (*verdict.notes, *_left_out(orders))
             party.board.put("verdict", replace(verdict, notes=notes, seconds=clock() - begin))
-        verdict = _one(party, "verdict", Verdict, RATES_S + 3 * _SPARE_S)
+        verdict = _one(party, "verdict", Verdict, COPIES_S + 2 * _SPARE_S)
         party.board.put(f"done/{party.number}", True)
         if party.leads:  # the store may end with this process
             _all(party, "done", bool, _SPARE_S, "left", strict=False)
@@ -164,6 +167,13 @@ def spot_here(party: Party, port: int, environment: Mapping[str, str]) -> Spot:
     by = next((i.name for i in here if way in i.addresses), "")
     shown = {n: v[:_MOST_VALUE] for n, v in environment.items() if n.startswith(SHOWN_VARIABLES)}
     return Spot(process=party.name, host=party.host, port=port, interfaces=here, route=by, environment=shown)
+
+
+def _seen(everyone: list[Here]) -> list[Here]:
+    """Everyone, knowing whether all are on one host."""
+    if len({h.spot.host for h in everyone}) > 1:
+        return everyone
+    return [replace(h, spot=replace(h.spot, within=True)) for h in everyone]
 
 
 def _all(
@@ -275,15 +285,16 @@ def with_rates(
 
 def _started(copies: Callable[[], tuple[tuple[PeerCopy, ...], str]]) -> Callable[[], Copies]:
     """Begin to try the accelerators; the result, once it is asked for, no later than a rate may take."""
+    begin = time.monotonic()
     pool = ThreadPoolExecutor(max_workers=1)
     work = pool.submit(copies)
     pool.shutdown(wait=False)
 
     def result() -> Copies:
         try:
-            found, trouble = work.result(timeout=RATES_S)
+            found, trouble = work.result(timeout=max(begin + COPIES_S - time.monotonic(), 0.0))
         except TimeoutError:
-            return Copies(trouble="copies between accelerators took too long")
+            return Copies(trouble=f"copies between accelerators did not end within {COPIES_S:g} s")
         return Copies(found=found, trouble=trouble)
 
     return result

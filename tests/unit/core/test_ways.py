@@ -153,6 +153,17 @@ def test_doors_are_addresses_that_others_may_dial():
     }
 
 
+def test_processes_of_one_host_talk_over_loopback_and_need_no_variable():
+    from msgspec.structs import replace
+
+    lo = Interface(name="lo", addresses=("127.0.0.1", "::1"))
+    spots = [replace(spot(i, extra=(lo,)), host="a", within=True) for i in (1, 2)]
+    assert spots[0].doors == {"lo": "127.0.0.1"}
+    verdict = decide(spots, [tried(*spots, "lo"), tried(*reversed(spots), "lo")])
+    assert doors(verdict) == {"lab1": "lo", "lab2": "lo"} and verdict.dead == ()
+    assert verdict.variables == {"lab1": {}, "lab2": {}}
+
+
 def test_direct_copies_that_lie_go_through_host_memory():
     lies = PeerCopy(a="a/0", b="a/1", state="lies")
     assert peer_variables([PeerCopy(a="a/0", b="a/1", state="direct")], {}) == ({}, [])

@@ -1,9 +1,11 @@
 """The order of rates, what they say of whom, and processes that do not come."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch.distributed as dist
 
-from evener.core.ways import Attempt, Spot
+from evener.core.ways import Attempt, PeerCopy, Spot
 from evener.errors import PeerLostError
 from evener.probing.preflight import Board, Party, names_of, orders_for, preflight, with_rates
 
@@ -64,3 +66,34 @@ def test_names_that_are_the_same_get_their_number():
     store = dist.HashStore()
     Board(store).put("name/1", "lab")
     assert names_of(Board(store), 0, 2, "lab") == ("lab/0", "lab/1")
+
+
+def test_three_processes_of_one_host_meet_over_loopback():
+    store = dist.HashStore()
+    names = ("a/0", "a/1", "a/2")
+
+    def one(number):
+        party = Party(names=names, number=number, host="a", board=Board(store))
+        return preflight(party, environment={"NCCL_DEBUG": "WARN"}, come_s=10)
+
+    with ThreadPoolExecutor(3) as pool:
+        verdicts = list(pool.map(one, range(3)))
+    assert verdicts[0] == verdicts[1] == verdicts[2]
+    (verdict, *_) = verdicts
+    assert len(verdict.ways) == 3 and verdict.dead == () and verdict.seconds < 10
+    assert {d.interface for d in verdict.doors} == {"lo"}
+    assert verdict.notes == ("kept: NCCL_DEBUG=WARN (every process)",)
+
+
+def test_copies_of_cards_that_lie_reach_all_processes_of_the_host():
+    store = dist.HashStore()
+
+    def one(number):
+        party = Party(names=("a/0", "a/1"), number=number, host="a", board=Board(store))
+        lies = (PeerCopy(a="a/0", b="a/1", state="lies"),)
+        return preflight(party, environment={}, copies=lambda: (lies, ""), come_s=10)
+
+    with ThreadPoolExecutor(2) as pool:
+        verdict, _ = pool.map(one, range(2))
+    assert verdict.variables == {"a/0": {"NCCL_P2P_DISABLE": "1"}, "a/1": {"NCCL_P2P_DISABLE": "1"}}
+    assert "arrive changed" in verdict.notes[0]
