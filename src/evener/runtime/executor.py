@@ -18,7 +18,7 @@ from evener.core.seams import Driver
 from evener.core.trace import Span
 from evener.runtime.agreement import Verdict
 from evener.runtime.batchnorm import statistics_of
-from evener.runtime.holding import Bench, Holding, Portions, Settings
+from evener.runtime.holding import Bench, Holding, Portions, Routed, Settings
 from evener.runtime.problem import Problem
 from evener.runtime.ranks import Ranks
 from evener.runtime.scaling import LossScale
@@ -66,6 +66,7 @@ class Executor:
             settings=settings,
             tally=Tally(ranks, holding.quick or holding.wire, problem.metrics),
             loss_scale=LossScale(settings.loss_scale) if settings.loss_scale else None,
+            routed=Routed(ranks.here),
         )
         self._statistics = [b for part in holding.parts.values() for b in statistics_of(part.module)]
         self._statistics_before: list[torch.Tensor] = []

@@ -83,6 +83,43 @@ class Alone:
         return ()
 
 
+class Routed:
+    """Which pieces of each micro-batch this device gives and takes; kept while the portions are the same."""
+
+    def __init__(self, here: str) -> None:
+        self._here = here
+        self._portions: Portions | None = None
+        self._found: dict[tuple[str, str, tuple[int, int]], tuple[Piece, ...]] = {}
+
+    def of(self, portions: Portions) -> "Routed":
+        """The same for `portions`."""
+        if portions is not self._portions:
+            self._portions, self._found = portions, {}
+        return self
+
+    def all(self, direction: str, key: tuple[int, int]) -> tuple[Piece, ...]:
+        """Everything that (stage, micro-batch) `key` hands over in direction "F" or "B"."""
+        assert self._portions is not None
+        p = self._portions
+        return p.forward_pieces(*key) if direction == "F" else p.backward_pieces(*key)
+
+    def given(self, direction: str, key: tuple[int, int]) -> tuple[Piece, ...]:
+        """What of it comes from this device."""
+        found = self._found.get(("given", direction, key))
+        if found is None:
+            found = tuple(p for p in self.all(direction, key) if p.source == self._here)
+            self._found["given", direction, key] = found
+        return found
+
+    def taken(self, direction: str, key: tuple[int, int]) -> tuple[Piece, ...]:
+        """What of it goes to this device."""
+        found = self._found.get(("taken", direction, key))
+        if found is None:
+            found = tuple(p for p in self.all(direction, key) if p.target == self._here)
+            self._found["taken", direction, key] = found
+        return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bench:
     """What every step of a device works with."""
@@ -95,6 +132,7 @@ class Bench:
     settings: Settings
     tally: Tally
     loss_scale: LossScale | None
+    routed: Routed
     traced: deque[tuple[str, float, float, Cause, int]] = field(
         default_factory=lambda: deque(maxlen=TRACED_ACTIONS)
     )

@@ -38,6 +38,7 @@ class Step:
     ) -> None:
         self.bench, self.number, self.portions, self.total = bench, number, portions, total
         self.driver, self.here = bench.driver, bench.ranks.here
+        self.routed = bench.routed.of(portions)
         self._fetch_batch, self._scope_of = fetch, scope_of
         self.start_s = 0.0
         self.seconds: dict[str, float] = {}
@@ -56,10 +57,11 @@ class Step:
 
     def do(self, action: Action) -> None:
         """Do one action of the row."""
-        with self.bench.settings.ranges(str(action)):
-            self._do(action)
+        text = str(action)
+        with self.bench.settings.ranges(text):
+            self._do(action, text)
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: Action, text: str) -> None:
         kind, stage, micro_batch = action.type, action.stage or 0, action.micro_batch or 0
         key = (stage, micro_batch)
         if kind == "STEP":
@@ -70,19 +72,19 @@ class Step:
             return
         part = self.bench.holding.parts.get(stage)
         if part is None:
-            raise PlanMismatchError(f"{self.here} does not hold stage {stage} of the action {action}")
+            raise PlanMismatchError(f"{self.here} does not hold stage {stage} of the action {text}")
         if not self.portions.samples(stage, self.here, micro_batch):
             return  # this device's share of a small micro-batch rounds to nothing
         if kind == "F":
-            self._forward(str(action), part, key)
+            self._forward(text, part, key)
         elif kind == "B" or kind == "I":
-            self._backward(str(action), part, key, whole=kind == "B")
+            self._backward(text, part, key, whole=kind == "B")
         elif kind == "W":
-            self._backward_weight(str(action), part, key)
+            self._backward_weight(text, part, key)
         elif kind == "SEND_F" or kind == "SEND_B":
-            self._send(str(action), key, kind[-1])
+            self._send(text, key, kind[-1])
         else:
-            self._receive(str(action), part, key, kind[-1])
+            self._receive(text, part, key, kind[-1])
 
     def let_go(self) -> None:
         """Wait until what was sent has left, so that its memory can be used again."""
@@ -114,9 +116,9 @@ class Step:
     def _forward(self, action: str, part: Part, key: Key) -> None:
         batch = self._read(key) if part.reads_batch else None
         alive = self._alive[key] = Alive(scope=self._scope_of(*key))
-        self.share.samples += self.portions.samples(key[0], self.here, key[1])
+        samples = self.portions.samples(key[0], self.here, key[1])
+        self.share.samples += samples
         if part.is_last:
-            samples = self.portions.samples(key[0], self.here, key[1])
             alive.weight = self._counted(batch, samples)
             self.share.weight += alive.weight
         if not part.is_first:
@@ -207,7 +209,7 @@ class Step:
         needed = [(s, t) for s, t in zip(part.gives, alive.outputs, strict=False) if t.requires_grad]
         slots, outputs = [s for s, _ in needed], tuple(t for _, t in needed)
         if any(came) and not all(came):
-            sizes = tuple(p.samples for p in self._pieces("F", key) if p.source == self.here)
+            sizes = tuple(p.samples for p in self.routed.given("F", key))
             cuts = cut_samples(outputs, slots, sizes)
             came = [c or tuple(map(torch.zeros_like, cut)) for c, cut in zip(came, cuts, strict=True)]
         return join_samples(came, slots, _sum)
@@ -238,22 +240,19 @@ class Step:
         name = raised_in(error, {id(module): name for name, module in modules})
         return f", in module {name!r}," if name else ""
 
-    def _pieces(self, direction: str, key: Key) -> tuple[Piece, ...]:
-        pieces = self.portions.forward_pieces if direction == "F" else self.portions.backward_pieces
-        return pieces(*key)
-
     def _pass_on(self, direction: str, key: Key, carry: Carry, slots: Sequence[Slot]) -> None:
         """Cut activations into the pieces that the next stage's devices need."""
-        mine = [p for p in self._pieces(direction, key) if p.source == self.here]
-        cuts = cut_samples(carry, slots, tuple(p.samples for p in mine))
-        self._hand_on(direction, key, mine, cuts)
+        mine = self.routed.given(direction, key)
+        if mine:
+            cuts = cut_samples(carry, slots, tuple(p.samples for p in mine))
+            self._hand_on(direction, key, mine, cuts)
 
     def _give_back(self, key: Key, gradients: list[Carry]) -> None:
         """Every piece of activations that came gets its gradients back; none where nothing counts."""
-        mine = [p for p in self._pieces("B", key) if p.source == self.here]
+        mine = self.routed.given("B", key)
         self._hand_on("B", key, mine, gradients or [()] * len(mine))
 
-    def _hand_on(self, direction: str, key: Key, mine: list[Piece], cuts: list[Carry]) -> None:
+    def _hand_on(self, direction: str, key: Key, mine: Sequence[Piece], cuts: list[Carry]) -> None:
         """What stays on this device goes straight to its stage, the rest waits to be sent."""
         target = (key[0] + (1 if direction == "F" else -1), key[1])
         for order, (piece, cut) in enumerate(zip(mine, cuts, strict=True)):
@@ -265,11 +264,11 @@ class Step:
 
     def _order(self, direction: str, source: Key, piece: Piece) -> int:
         """The place of `piece` among all that its target gets of this micro-batch."""
-        pieces = self._pieces(direction, source)
+        pieces = self.routed.all(direction, source)
         return 0 if len(pieces) == 1 else [p for p in pieces if p.target == piece.target].index(piece)
 
     def _send(self, action: str, key: Key, direction: str) -> None:
-        away = [p for p in self._pieces(direction, key) if p.source == self.here != p.target]
+        away = [p for p in self.routed.given(direction, key) if p.target != self.here]
         cuts = self._mail.pop(("out " + direction, key))
         channel = self.bench.holding.channel
         assert channel is not None
@@ -280,7 +279,7 @@ class Step:
 
     def _receive(self, action: str, part: Part, key: Key, direction: str) -> None:
         source = (key[0] + (-1 if direction == "F" else 1), key[1])
-        coming = [p for p in self._pieces(direction, source) if p.target == self.here]
+        coming = self.routed.taken(direction, source)
         channel, device = self.bench.holding.channel, part.device
         assert channel is not None
         before = self.driver.now()

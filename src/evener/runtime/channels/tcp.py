@@ -29,7 +29,6 @@ from evener.runtime.channels.porter import Porter
 from evener.runtime.channels.problems import lost, stalled
 from evener.runtime.channels.stop import Stop
 
-LOOK_S = 1e-4  # looking so long before sleeping saves a wake-up, as in `shared`
 LARGE_BYTES = 2**20  # from a larger message on, all of its sender are read before they are asked for
 _ROOM_BYTES = 3 * 2**20  # what the receiver's socket keeps while its device computes
 
@@ -37,8 +36,9 @@ _ROOM_BYTES = 3 * 2**20  # what the receiver's socket keeps while its device com
 class TcpTransport:
     """One device's door for processes of other hosts, and its ways to theirs."""
 
-    def __init__(self, token: str, door: Door, timeout_s: float, stop: Stop) -> None:
-        self.token, self.door, self.timeout_s, self.stop = token, door, timeout_s, stop
+    def __init__(self, token: str, door: Door, timeout_s: float, look_s: float, stop: Stop) -> None:
+        self.token, self.door, self.timeout_s = token, door, timeout_s
+        self.look_s, self.stop = look_s, stop
         self.porter = Porter(stop)
         self._senders: dict[str, TcpSender] = {}
         self._receivers: list[TcpReceiver] = []
@@ -184,7 +184,8 @@ class TcpReceiver:
     def _next(self, key: str) -> Frame:
         """The next message, read by the thread that waits for it."""
         name, timeout_s = self._source.device, self._transport.timeout_s
-        looks_until_s, until_s, num_read = time.monotonic() + LOOK_S, 0.0, 0
+        looks_until_s = time.monotonic() + self._transport.look_s
+        until_s, num_read = 0.0, 0
         while True:
             if self._socket is None:
                 self._socket = self._transport.door.guest(self._source.token)
