@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,18 +35,27 @@ def scalars(record: StepRecord) -> dict[str, float]:
 
 
 class TensorBoardWriter:
-    """Writes event files to `folder`, which `tensorboard --logdir` reads."""
+    """Writes event files to `folder`, which `tensorboard --logdir` reads.
 
-    def __init__(self, folder: Path) -> None:
+    By TensorBoard's own writer: torch's wrapper loads gRPC, with which a process that waits for others did
+    not end.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as e:
             raise _missing("TensorBoard", "tensorboard", e) from e
-        self._writer = SummaryWriter(log_dir=str(folder))
+        self._event, self._summary, self._clock = Event, Summary, clock
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder))
 
     def add(self, record: StepRecord) -> None:
-        for name, value in scalars(record).items():
-            self._writer.add_scalar(name, value, record.step)
+        values = [self._summary.Value(tag=n, simple_value=v) for n, v in scalars(record).items()]
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(wall_time=self._clock(), step=record.step, summary=summary))
 
     def close(self) -> None:
         self._writer.close()
