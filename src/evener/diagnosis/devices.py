@@ -113,6 +113,18 @@ def hidden(facts: HostFacts, card: Card) -> Finding | None:
     if card.torch_index is not None:
         return None
     ours = [c for c in facts.cards if c.vendor == card.vendor]
+    known = [c for c in ours if c.smi_index is not None or c.torch_index is not None]
+    if facts.container and known and card not in known and not card.parent:
+        return Finding(
+            code="DR114",
+            grade="works",
+            where=label(facts, card),
+            what="not passed into the container, so the job leaves it out",
+            evidence=f"{card.kind} is on the bus, and the driver does not show it here",
+            mend="docker run --gpus all ..."
+            if card.vendor == "nvidia"
+            else "docker run --device /dev/kfd --device /dev/dri ...",
+        )
     for name in VISIBLE.get(card.vendor, ()):
         value = facts.setting(name)
         if value is None:
@@ -129,7 +141,9 @@ def hidden(facts: HostFacts, card: Card) -> Finding | None:
                 mend=f"unset {name}",
             )
         seen = sum(c.torch_index is not None for c in ours)
-        if seen == len(wanted) and not card.parent and not (card.hardware_id and card.hardware_id in wanted):
+        slices = any(w.startswith("MIG") for w in wanted)
+        named = bool(card.hardware_id) and card.hardware_id in wanted
+        if seen == len(wanted) and bool(card.parent) == slices and not named:
             return Finding(
                 code="DR114",
                 grade="works",

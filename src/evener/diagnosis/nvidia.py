@@ -47,7 +47,8 @@ def halves_differ(facts: HostFacts, card: Card) -> Finding | None:
 def no_driver(facts: HostFacts, card: Card) -> Finding | None:
     """Nothing of NVIDIA's driver is loaded."""
     driver = _driver(facts)
-    if driver.kernel or driver.library or (facts.wsl and not driver.error):
+    loaded = driver.library or (driver.kernel and not facts.container)  # a container sees the host's module
+    if loaded or card.torch_index is not None or (facts.wsl and not driver.error):
         return None
     nouveau = "nouveau" in facts.modules
     if facts.container:
