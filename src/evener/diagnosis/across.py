@@ -7,6 +7,7 @@ from typing import Literal
 from evener.core.figures import Value
 from evener.core.host import HostFacts
 from evener.diagnosis import builds
+from evener.diagnosis.amd import is_integrated
 from evener.diagnosis.finding import Finding
 from evener.diagnosis.rules import rules, version
 
@@ -107,7 +108,8 @@ def _nccl(hosts: Sequence[HostFacts]) -> Iterator[Finding]:
 
 
 def _vendors(hosts: Sequence[HostFacts]) -> Iterator[Finding]:
-    vendors = sorted({c.vendor for h in hosts for c in h.cards if c.vendor in ("nvidia", "amd")})
+    cards = [c for h in hosts for c in h.cards if not is_integrated(c)]
+    vendors = sorted({c.vendor for c in cards if c.vendor in ("nvidia", "amd")})
     if len(vendors) > 1:
         yield Finding(
             code="DR502",

@@ -3,7 +3,7 @@
 from evener.core.host import AmdDriver, Card, HostFacts
 from evener.diagnosis import builds
 from evener.diagnosis.finding import Finding, label, read_in
-from evener.diagnosis.rules import override
+from evener.diagnosis.rules import override, rules
 
 SETTING = "HSA_OVERRIDE_GFX_VERSION"
 
@@ -92,11 +92,24 @@ def no_kernels(facts: HostFacts, card: Card) -> Finding | None:
     )
 
 
-def integrated(facts: HostFacts, card: Card) -> Finding | None:
+def left_out(facts: HostFacts, card: Card) -> Finding | None:
+    """A processor's own graphics that torch does not offer is no device of a job, and no failure."""
+    if not is_integrated(card) or card.torch_index is not None:
+        return None
+    return Finding(
+        code="DR118",
+        grade="works",
+        where=label(facts, card),
+        what="the processor's own graphics, which the job leaves out",
+        evidence=f"{card.kind} ({card.arch or 'architecture unknown'})",
+    )
+
+
+def beside(facts: HostFacts, card: Card) -> Finding | None:
     """A processor's own graphics is counted as a card, and crashes what starts on it."""
     cards = [c for c in facts.cards if c.vendor == "amd"]
-    real = [c for c in cards if not c.integrated and c.smi_index is not None]
-    if not card.integrated or card.torch_index is None or not real:
+    real = [c for c in cards if not is_integrated(c) and c.smi_index is not None]
+    if not is_integrated(card) or card.torch_index is None or not real:
         return None
     indices = ",".join(str(c.smi_index) for c in real)
     return Finding(
@@ -110,5 +123,10 @@ def integrated(facts: HostFacts, card: Card) -> Finding | None:
     )
 
 
-BELOW_TORCH = (no_driver, denied)
-ABOVE_TORCH = (one_override, integrated, no_kernels)
+def is_integrated(card: Card) -> bool:
+    """Whether a card is a processor's own graphics, by what it says or by its architecture."""
+    return bool(card.integrated) or any(card.arch in row.archs for row in rules().integrated)
+
+
+BELOW_TORCH = (left_out, no_driver, denied)
+ABOVE_TORCH = (one_override, beside, no_kernels)

@@ -8,6 +8,7 @@ from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.host import HostFacts
 from evener.diagnosis import builds
+from evener.diagnosis.amd import is_integrated
 from evener.diagnosis.rules import Wheel, arch_of, code, generation, override, toolkit, version
 from evener.errors import UnknownNameError
 
@@ -79,7 +80,8 @@ def needs_of_hosts(hosts: Sequence[HostFacts]) -> tuple[Need, ...]:
     """The needs of what was found on hosts: their cards, and the CPU where there is none."""
     needs = []
     for facts in hosts:
-        cards = [c for c in facts.cards if not (c.mig and not c.parent) and not c.integrated]
+        cards = [c for c in facts.cards if not (c.mig and not c.parent)]
+        cards = [c for c in cards if not is_integrated(c) or c.torch_index is not None]
         for i, card in enumerate(cards):
             driver = (facts.nvidia.library or facts.nvidia.kernel) if facts.nvidia else ""
             arch = card.arch or needs_of_kind(card.kind).arch

@@ -77,6 +77,12 @@ class Override(Row, frozen=True, kw_only=True):
     risk: str = ""
 
 
+class Integrated(Row, frozen=True, kw_only=True):
+    """AMD architectures that only processors with graphics have."""
+
+    archs: tuple[str, ...]
+
+
 class KindArch(Row, frozen=True, kw_only=True):
     """The architecture of kinds of cards, by their whole names; `machine` where they come with a CPU."""
 
@@ -100,6 +106,7 @@ class Rules(Value, frozen=True, kw_only=True):
     toolkits: tuple[Toolkit, ...]
     generations: tuple[Generation, ...]
     overrides: tuple[Override, ...]
+    integrated: tuple[Integrated, ...]
     kinds: tuple[KindArch, ...]
     mixing: tuple[Mixing, ...]
 

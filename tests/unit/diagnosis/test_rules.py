@@ -56,6 +56,9 @@ def wrong_rows(table: Rules) -> list[str]:
     for one, other in zip(table.generations, table.generations[1:], strict=False):
         if (one.last_branch or 9999) > (other.last_branch or 9999) or max(one.codes) >= min(other.codes):
             found.append(f"{one.name} is dropped after {other.name}, which is newer")
+    found += [f"{k.arch} is of a generation nobody knows" for k in table.kinds if unknown(k.arch, table)]
+    twice = [k for row in table.kinds for k in row.kinds]
+    found += [f"{k} has two architectures" for k in set(twice) if twice.count(k) > 1]
     built = {a for w in table.rocm_wheels for a in w.archs}
     found += [
         f"{o.value} points at {o.like}, which no build has" for o in table.overrides if o.like not in built
@@ -64,6 +67,11 @@ def wrong_rows(table: Rules) -> list[str]:
         if o.like != "gfx" + o.value.replace(".", "") or set(o.archs) & built:
             found.append(f"override {o.value} does not belong to {o.like}, or to cards that have kernels")
     return found
+
+
+def unknown(arch: str, table: Rules) -> bool:
+    number = code(arch)
+    return number is not None and not any(number in g.codes for g in table.generations)
 
 
 def torch_version() -> str:
@@ -97,6 +105,8 @@ def changed(part: str, pick: dict, **new) -> Rules:
 
 
 WRONG = {
+    "a card of two architectures": changed("kinds", {"arch": "sm_61"}, kinds=("Tesla T4",)),
+    "a card of an architecture that is none": changed("kinds", {"arch": "sm_61"}, arch="sm_63"),
     "Volta in CUDA 13": changed(
         "wheels", {"torch": "2.9", "variant": "cu130"}, archs={"x86_64": (70, 75, 80, 86, 90, 100, 120)}
     ),
