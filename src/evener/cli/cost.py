@@ -37,7 +37,7 @@ from evener.cost.money import Rates, rates_of, unused
 from evener.errors import NoPlanFitsError, UsageError
 from evener.planner import PlanResult
 from evener.planner.choose import Shapes
-from evener.planner.offers import Limits, Offer, offer_of, offers
+from evener.planner.offers import Limits, Offer, Offers, offer_of, offers
 from evener.planner.what_if import World, changed
 from evener.planner.worth import Worth, worth_of
 from evener.report.costs import CostAnswer
@@ -83,6 +83,10 @@ def cost(
         list[str] | None,
         typer.Option(help="Is it worth adding: KIND, or KIND HOST. May be repeated."),
     ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(help="The same in a changed fleet: 'split lab1/gpu0 3g.20gb 3g.20gb', 'drop NAME'."),
+    ] = None,
     waiting: Annotated[
         float, typer.Option(min=0, help="What an hour of waiting for the job costs you, beside the devices.")
     ] = 0.0,
@@ -118,6 +122,7 @@ def cost(
         tokens_per_sample=tokens_per_sample or _tokens_of(model),
         kept=_kept(asked, rates),
         added=[_added(asked, a) for a in add or []],
+        worlds=[(change, _in_world(asked, rates, change)) for change in what_if or []],
         notes=(*rates.notes, *_unused(asked, add or []), *_waiting_note(waiting, rates)),
     )
     print(answer.text(), end="", file=sys.stderr if as_json else sys.stdout)
@@ -141,14 +146,7 @@ class _Asked:
 
     def solver(self, rates: Rates, fleet: Fleet):
         """The fastest plan over some of the devices of `fleet`, within a price an hour where one is given."""
-        priced = replace(
-            fleet,
-            devices=tuple(
-                # a price of 0 is no figure; this is less than any that matters
-                replace(d, price_per_hour=Figure(value=max(rates.devices[d.name], 1e-9), source="assumed"))
-                for d in fleet.devices
-            ),
-        )
+        priced = _priced(fleet, rates)
 
         def solve(names: tuple[str, ...], limit: float | None) -> PlanResult:
             job = self.job if limit is None else replace(self.job, max_price_per_hour=limit)
@@ -156,6 +154,29 @@ class _Asked:
             return solved(world, job, self.shapes)
 
         return solve
+
+
+def _priced(fleet: Fleet, rates: Rates) -> Fleet:
+    """The fleet with what each device costs an hour; a price of 0 is no figure, so it is next to nothing."""
+    prices = {name: Figure(value=max(rate, 1e-9), source="assumed") for name, rate in rates.devices.items()}
+    devices = tuple(replace(d, price_per_hour=prices[d.name]) for d in fleet.devices)
+    return replace(fleet, devices=devices)
+
+
+def _in_world(asked: _Asked, rates: Rates, change: str) -> Offers | str:
+    """What the sets of a changed fleet cost; slices share the price of their card, copies have the same."""
+    world = changed(replaced(asked.world, fleet=_priced(asked.world.fleet, rates)), change)
+    fleet = world.fleet
+    new = [d.name for d in fleet.devices if d.price_per_hour is None]
+    found = asked.rates(fleet.only(tuple(new))).devices if new else {}
+    known = {d.name: d.price_per_hour.value for d in fleet.devices if d.price_per_hour}
+    changed_rates = replaced(rates, devices={**known, **found})
+    wider = replaced(asked, world=world)
+    solve = wider.solver(changed_rates, fleet)
+    try:
+        return offers(fleet, world.profile, asked.job, changed_rates, solve)
+    except NoPlanFitsError as e:
+        return e.what
 
 
 def price_list(

@@ -28,6 +28,7 @@ class CostAnswer:
     tokens_per_sample: float | None = None
     kept: Sequence[Worth | str] = ()
     added: Sequence[Worth | str] = ()
+    worlds: Sequence[tuple[str, Offers | str]] = ()
     notes: Sequence[str] = ()
 
     def text(self) -> str:
@@ -36,10 +37,10 @@ class CostAnswer:
             f"{len(self.found.sensible)} of {counted(len(self.found.offers), 'set')} of devices, the others "
             "are beaten in both speed and cost; fastest first",
             self._table(),
-            self._sentence(f"cheapest{_within(self.limits)}", cheapest(self.found.offers, self.limits)),
-            self._sentence(f"fastest{self._for_money()}", fastest(self.found.offers, self.limits)),
+            *self._answers(self.found),
             *self._worth("Worth keeping?", self.kept),
             *self._worth("Worth adding?", self.added),
+            *(line for change, found in self.worlds for line in self._world(change, found)),
             *(f"note: {n}" for n in (*self.notes, *_search_notes(self.found))),
         )
 
@@ -58,7 +59,28 @@ class CostAnswer:
             "fastest": self._one(fastest(self.found.offers, self.limits)),
             "keep": [msgspec.to_builtins(x) for x in self.kept],
             "add": [msgspec.to_builtins(x) for x in self.added],
+            "what_if": [self._world_object(change, found) for change, found in self.worlds],
             "notes": [*self.notes, *_search_notes(self.found)],
+        }
+
+    def _answers(self, found: Offers) -> list[str]:
+        return [
+            self._sentence(found, f"cheapest{_within(self.limits)}", cheapest(found.offers, self.limits)),
+            self._sentence(found, f"fastest{self._for_money()}", fastest(found.offers, self.limits)),
+        ]
+
+    def _world(self, change: str, found: Offers | str) -> list[str]:
+        if isinstance(found, str):
+            return [f"What if {change}? {found}"]
+        return [f"What if {change}?", *(f"  {line}" for line in self._answers(found))]
+
+    def _world_object(self, change: str, found: Offers | str) -> dict[str, Any]:
+        if isinstance(found, str):
+            return {"change": change, "why_not": found}
+        return {
+            "change": change,
+            "cheapest": self._one(cheapest(found.offers, self.limits)),
+            "fastest": self._one(fastest(found.offers, self.limits)),
         }
 
     def _one(self, offer: Offer | None) -> dict[str, Any] | None:
@@ -88,11 +110,11 @@ class CostAnswer:
             rows.append([self._set(o.devices), *(f"{x:.4g}" for x in numbers)])
         return table(header, rows)
 
-    def _sentence(self, question: str, offer: Offer | None) -> str:
+    def _sentence(self, found: Offers, question: str, offer: Offer | None) -> str:
         samples = self.limits.samples
         if offer is None:
             assert samples is not None
-            quick, cheap = self.found.offers[0], cheapest(self.found.offers, Limits(samples=samples))
+            quick, cheap = found.offers[0], cheapest(found.offers, Limits(samples=samples))
             assert cheap is not None
             takes, costs = _long(quick.seconds(samples)), self.rates.money(cheap.money(samples))
             return f"{question}: no set does that; the fastest takes {takes}, the cheapest costs {costs}"
@@ -112,7 +134,8 @@ class CostAnswer:
         """Devices in few words: their names, or how many of each kind where they are more than four."""
         if len(names) <= _FEW_NAMES:
             return ", ".join(names)
-        kinds = Counter((self.fleet.device(n).host, self.fleet.device(n).kind) for n in names)
+        known = {d.name: d.kind for d in self.fleet.devices}
+        kinds = Counter((n.partition("/")[0], known.get(n, "new")) for n in names)
         return ", ".join(f"{k} x {kind} on {host}" for (host, kind), k in kinds.items())
 
     def _worth(self, title: str, items: Sequence[Worth | str]) -> list[str]:

@@ -64,6 +64,33 @@ def test_a_budget_that_nothing_keeps_is_said_with_what_there_is(files):
     assert "no set does that" in done.stdout and "the cheapest costs 8.33 EUR" in done.stdout
 
 
+def test_a_changed_fleet_has_its_own_cheapest_and_fastest(files):
+    changes = ["--what-if", "drop h/0", "--what-if", "price h/1 16; drop h/0", "--what-if", "add b"]
+    done = run(files, "--prices", "prices.json", *changes, "--json")
+    worlds = json.loads(done.stdout.splitlines()[-1])["what_if"]
+    assert [w["change"] for w in worlds] == ["drop h/0", "price h/1 16; drop h/0", "add b"]
+    one, dear, more = worlds
+    assert one["fastest"]["devices"] == ["h/1"] == one["cheapest"]["devices"]
+    assert dear["cheapest"]["per_million"] == pytest.approx(16 * one["cheapest"]["per_million"])
+    assert more["fastest"]["per_hour"] == pytest.approx(10.0)  # 8 and twice 1: the copy costs what it copies
+    assert "What if drop h/0?" in done.stderr
+
+
+def test_slices_share_the_price_of_their_card(tmp_path):
+    card = {"name": "a/0", "kind": "A100-40", "price_per_hour": {"value": 2.0, "source": "assumed"}}
+    links = [{"a": "a", "b": "a", "kind": "PCIe 4.0 x16"}]
+    (tmp_path / "fleet.json").write_text(json.dumps({"devices": [card], "links": links}))
+    words = ["cost", "fleet.json", "--model", "gpt2", "--batch", "32", "--json"]
+    command = [sys.executable, "-c", NO_TORCH, *words, "--what-if", "split a/0 3g.20gb 3g.20gb"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    answer = json.loads(done.stdout.splitlines()[-1])
+    (slices,) = answer["what_if"]
+    assert slices["fastest"]["per_hour"] == pytest.approx(2.0)
+    assert slices["cheapest"]["per_hour"] == pytest.approx(1.0)
+    # Half the price for 42 of 108 multiprocessors: the whole card is the cheaper one.
+    assert slices["cheapest"]["per_million"] > answer["cheapest"]["per_million"] * 1.2
+
+
 def test_no_price_is_wrong_use(files):
     done = run(files)
     assert done.returncode == 2 and "h/0" in done.stderr and "EV103" in done.stderr
