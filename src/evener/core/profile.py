@@ -1,6 +1,7 @@
 """Seconds and bytes of a model on kinds of devices: what `evener profile` measures."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from evener.core.figures import Figure, Value
 from evener.errors import UsageError
@@ -13,6 +14,7 @@ class Layer(Value, frozen=True, kw_only=True):
     layers that share storage with this one; they count as one parameter with several holders. Where a device
     counts its memory, `saved_bytes` is what a micro-batch keeps whatever its samples, and `work_bytes` and
     `work_bytes_per_sample` what comes and goes beyond all that is saved up to here, while the layer runs.
+    `output_kept` says who keeps its output for backward: the layer "itself", one "behind" it, or nobody.
     """
 
     name: str
@@ -21,6 +23,7 @@ class Layer(Value, frozen=True, kw_only=True):
     saved_bytes: int = 0
     work_bytes: int = 0
     work_bytes_per_sample: int = 0
+    output_kept: Literal["", "itself", "behind"] = ""
     buffer_bytes: int = 0
     output_bytes_per_sample: int = 0
     saved_bytes_per_sample: int = 0
@@ -89,9 +92,10 @@ class StepTiming(Value, frozen=True, kw_only=True):
 class Profile(Value, frozen=True, kw_only=True):
     """One model measured on one or more kinds. Layer order is chain order.
 
-    `gradient_bytes` is what one device sends into the reduction of a step; `update_bytes`, where measured,
-    what the optimiser's step takes beyond its state while it runs. `group_bytes` are used where they
-    name every layer at a degree; elsewhere a group's devices hold even parts.
+    `gradient_bytes` is what one device sends into the reduction of a step. Where a device counts its memory,
+    `update_bytes` is what the optimiser's step takes beyond its state, and `input_bytes_per_sample` what a
+    batch takes. `group_bytes` are used where they name every layer at a degree; elsewhere a group's devices
+    hold even parts.
     """
 
     model: str
@@ -102,6 +106,7 @@ class Profile(Value, frozen=True, kw_only=True):
     gradient_bytes: int = 0
     state_bytes: int = 0
     update_bytes: int | None = None
+    input_bytes_per_sample: int = 0
     dtype: str = "float32"
     note: str = ""
     version: int = 1
@@ -180,6 +185,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
         gradient_bytes=first.gradient_bytes,
         state_bytes=first.state_bytes,
         update_bytes=counted.update_bytes,
+        input_bytes_per_sample=counted.input_bytes_per_sample,
         dtype=first.dtype,
         note="; ".join(dict.fromkeys(p.note for p in profiles if p.note)),
         version=first.version,

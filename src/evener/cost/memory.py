@@ -43,7 +43,8 @@ class ModelBytes:
     `transient` (i × j) is what comes and goes for each sample while one of layers i..j-1 runs backward, and
     `transient_fixed` whatever the samples. `kept` is what a micro-batch keeps whatever its samples, `update`
     what the optimiser takes while it steps. `counted` says that a device counted these, loss and batch among
-    them; elsewhere they are 0.
+    them; elsewhere they are 0. `kept_itself` and `kept_behind` (by layer) say whose saved bytes the layer's
+    output is part of: its own, or those of one behind it. `input` is what a sample's input takes.
     """
 
     parameters: np.ndarray
@@ -58,6 +59,9 @@ class ModelBytes:
     transient_fixed: np.ndarray
     update: np.ndarray
     counted: bool
+    kept_itself: np.ndarray
+    kept_behind: np.ndarray
+    input: float
 
     @property
     def num_layers(self) -> int:
@@ -88,17 +92,28 @@ class ModelBytes:
 
         Without recompute every one in flight keeps all it saved; with it each keeps the stage's input, and
         the one whose backward runs has the rest again. What enters and leaves the stage is held twice
-        (value, gradient); where memory is counted, what leaves once for each micro-batch in flight, and the
-        ends of the model are part of what was counted.
+        (value, gradient). Where memory is counted, the ends of the model are part of what comes and goes; of
+        the ends of a stage that counts which its layers do not save anyway, and once the gradient that is
+        given back for what leaves.
         """
         saved = self.saved[j] - self.saved[i]
-        entering = np.where(np.asarray(i) > 0, self.output[np.maximum(np.asarray(i) - 1, 0)], 0.0)
+        first = self.input if self.counted and recompute else 0.0
+        entering = np.where(np.asarray(i) > 0, self.output[np.maximum(np.asarray(i) - 1, 0)], first)
         leaving = self.output[np.maximum(np.asarray(j) - 1, 0)]
         acts = in_flight * entering + saved if recompute else in_flight * saved
         if self.counted:
-            inner = np.where(np.asarray(j) < self.num_layers, leaving, 0.0)
-            return acts + entering + (1 + in_flight) * inner + self.transient[i, j]
+            given_back = np.where(np.asarray(j) < self.num_layers, leaving, 0.0)
+            ends = in_flight * self.at_ends(i, j, recompute=recompute) + given_back
+            return acts + ends + self.transient[i, j]
         return acts + 2 * (entering + leaving) + self.transient[i, j]
+
+    def at_ends(self, i, j, *, recompute: bool = False):
+        """Bytes a sample that a micro-batch in flight holds at the ends of a stage beyond what is saved."""
+        first, last = np.maximum(np.asarray(i) - 1, 0), np.maximum(np.asarray(j) - 1, 0)
+        entering = np.where((np.asarray(i) > 0) & ~self.kept_behind[first], self.output[first], 0.0)
+        own = np.zeros_like(self.kept_itself) if recompute else self.kept_itself
+        leaving = np.where((np.asarray(j) < self.num_layers) & ~own[last], self.output[last], 0.0)
+        return leaving if recompute else entering + leaving
 
     def peak(self, i, j, samples: int, in_flight: int, *, recompute: bool = False):
         """The most that a device holds of layers i..j-1: with activations, or while the optimiser steps."""
@@ -138,6 +153,9 @@ def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer 
         transient_fixed=transient_fixed,
         update=_sums(parameters * (profile.update_bytes or 0) / whole),
         counted=counted,
+        kept_itself=np.array([x.output_kept == "itself" for x in layers]),
+        kept_behind=np.array([x.output_kept == "behind" for x in layers]),
+        input=float(profile.input_bytes_per_sample),
     )
 
 
@@ -214,8 +232,8 @@ def stage_memory(
     leaving = float(model.output[j - 1])
     boundary = 2 * samples * (entering + leaving)
     if model.counted:
-        inner = leaving if j < model.num_layers else 0.0
-        boundary = samples * (entering + (1 + in_flight) * inner)
+        given_back = leaving if j < model.num_layers else 0.0
+        boundary = samples * (in_flight * float(model.at_ends(first, last, recompute=recompute)) + given_back)
     whole = float(model.peak(first, last, samples, in_flight, recompute=recompute))
     held = float(model.held(first, last))
     transient = samples * float(model.transient[i, j]) + float(model.transient_fixed[i, j])

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ class Anatomy:
     """Counts of one forward pass over `micro_batch` samples, by layer name.
 
     `order` has the layers by first use: a call, or the reading of a weight outside of every layer.
+    `output_kept` says who keeps a layer's (largest) output for backward: it "itself", one "behind", nobody.
     """
 
     micro_batch: int
@@ -34,6 +35,7 @@ class Anatomy:
     flops: Counter[str] = field(default_factory=Counter)
     output_bytes: dict[str, int] = field(default_factory=dict)
     saved_bytes: Counter[str] = field(default_factory=Counter)
+    output_kept: dict[str, Literal["", "itself", "behind"]] = field(default_factory=dict)
 
 
 def anatomy(
@@ -56,6 +58,7 @@ def anatomy(
     known = {storage_of(t) for t in held if _has_storage(t)}
     counter = FlopCounterMode(display=False, custom_mapping=_cpu_attention())
     at_entry: list[int] = []
+    outputs: dict[str, Any] = {}
 
     def use(name: str) -> None:
         if name not in found.order:
@@ -76,7 +79,12 @@ def anatomy(
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         name = inside.pop()
         found.flops[name] += counter.get_total_flops() - at_entry.pop()
-        found.output_bytes[name] = sum(t.nbytes for t in tree_leaves(output) if isinstance(t, torch.Tensor))
+        tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
+        found.output_bytes[name] = sum(t.nbytes for t in tensors)
+        largest = max((t for t in tensors if _has_storage(t)), key=lambda t: t.nbytes, default=None)
+        if largest is not None:
+            outputs[name] = storage_of(largest)
+            found.output_kept[name] = "itself" if outputs[name] in known else ""
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         where = inside[-1] if inside else OUTSIDE
@@ -102,6 +110,9 @@ def anatomy(
                 raise
             raise _raised(e, model, inside, micro_batch) from e
     check_loss(loss)
+    for name, storage in outputs.items():
+        if not found.output_kept[name] and storage in known:
+            found.output_kept[name] = "behind"
     return found
 
 

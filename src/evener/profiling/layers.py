@@ -1,7 +1,7 @@
 """Seconds of each layer alone: its real inputs are caught in one forward pass, then it runs by itself."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +19,26 @@ from evener.profiling.timing import Stopwatch, figure_of, is_steady
 
 REPEATS = 5
 LEAST_REPEATS = 2
+NO_TIME_S = 1e-12
 Calls = list[tuple[tuple, dict]]
 
 
-def caught_inputs(subject: Subject, pieces: Sequence[Piece], size: int) -> dict[str, Calls]:
-    """The arguments of every call of every layer in one forward pass, cut off from the graph."""
+def caught_inputs(
+    subject: Subject, pieces: Sequence[Piece], size: int
+) -> tuple[dict[str, Calls], torch.dtype | None]:
+    """The arguments of every call of every layer in one forward pass, cut off from the graph.
+
+    With them comes the precision in which autocast ran the layers, None without.
+    """
     calls: dict[str, Calls] = {}
+    kind = subject.device.type
+    precisions: list[torch.dtype | None] = []
 
     def catch(name: str) -> Callable:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
             cut = tree_map(_cut_off, (args, kwargs))
             calls.setdefault(name, []).append(cut)
+            precisions.append(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
 
         return hook
 
@@ -39,7 +48,7 @@ def caught_inputs(subject: Subject, pieces: Sequence[Piece], size: int) -> dict[
                 handle = piece.module.register_forward_pre_hook(catch(piece.name), with_kwargs=True)
                 stack.callback(handle.remove)
         subject.step_loss(subject.model, subject.batch(size))
-    return calls
+    return calls, precisions[0] if precisions else None
 
 
 def _cut_off(value: Any) -> Any:
@@ -52,8 +61,16 @@ def _cut_off(value: Any) -> Any:
 class LayerTimer:
     """Times one layer's forward and backward over all its calls at one micro-batch size."""
 
-    def __init__(self, piece: Piece, calls: Calls, watch: Stopwatch, signature: tuple) -> None:
+    def __init__(
+        self,
+        piece: Piece,
+        calls: Calls,
+        watch: Stopwatch,
+        signature: tuple,
+        precision: torch.autocast | None = None,
+    ) -> None:
         assert piece.module is not None, "only modules have calls"
+        self._precision = precision or nullcontext()
         self._module, self._calls, self._watch, self._signature = piece.module, calls, watch, signature
         self.forward_s: list[float] = []
         self.backward_s: list[float] = []
@@ -67,14 +84,18 @@ class LayerTimer:
         # Copies of the inputs are no leaves, so that layers that work in place may write to them.
         copies = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, self._calls)
 
+        _settle(copies)
+
         def forward() -> list[Any]:
-            return [self._module(*args, **kwargs) for args, kwargs in copies]
+            with self._precision:
+                return [self._module(*args, **kwargs) for args, kwargs in copies]
 
         outputs, forward_s = self._watch.timed("0F0", forward, self._signature)
         leaves = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
         backward_s = None
         if leaves:
             gradients = [torch.ones_like(t) for t in leaves]
+            _settle(gradients)
             _, backward_s = self._watch.timed(
                 "0B0", lambda: torch.autograd.backward(leaves, gradients), self._signature
             )
@@ -85,6 +106,14 @@ class LayerTimer:
             self.forward_s.append(forward_s)
             if backward_s is not None:
                 self.backward_s.append(backward_s)
+
+
+def _settle(value: Any) -> None:
+    """Wait until the tensors in `value` are there, so that making them counts for no layer."""
+    devices = {t.device for t in tree_leaves(value) if isinstance(t, torch.Tensor)}
+    for device in devices:
+        if device.type not in ("cpu", "meta"):
+            torch.accelerator.synchronize(device)
 
 
 def time_layers(
@@ -141,9 +170,10 @@ def _time_size(
     watch: Stopwatch,
     notes: list[str],
 ) -> list[Timing]:
-    calls = caught_inputs(subject, pieces, size)
+    calls, dtype = caught_inputs(subject, pieces, size)
+    precision = torch.autocast(subject.device.type, dtype=dtype) if dtype else None
     timers = {
-        piece.name: LayerTimer(piece, calls[piece.name], watch, ("layer", piece.name, size))
+        piece.name: LayerTimer(piece, calls[piece.name], watch, ("layer", piece.name, size), precision)
         for piece in pieces
         if piece.name in calls
     }
@@ -166,12 +196,19 @@ def _time_size(
             layer=piece.name,
             kind=subject.kind,
             micro_batch=size,
-            forward_s=figure_of(timers[piece.name].forward_s) if piece.name in timers else None,
-            backward_s=figure_of(timers[piece.name].backward_s) if piece.name in timers else None,
+            forward_s=_figure(timers[piece.name].forward_s) if piece.name in timers else None,
+            backward_s=_figure(timers[piece.name].backward_s) if piece.name in timers else None,
             update_s=updates.get(piece.name),
         )
         for piece in pieces
     ]
+
+
+def _figure(seconds: Sequence[float]) -> Figure | None:
+    """`figure_of`, but what a device does in no time at all (a view) was measured all the same."""
+    if seconds and not any(seconds):
+        return Figure(value=NO_TIME_S, source="measured", note="no time at all")
+    return figure_of(seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

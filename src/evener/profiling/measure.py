@@ -88,6 +88,7 @@ def profile_model(
         gradient_bytes=sum(p.nbytes for p in trainable),
         state_bytes=state_bytes(timer.optimizer) or updates.state_bytes,
         update_bytes=risen.update if risen else None,
+        input_bytes_per_sample=risen.input if risen else 0,
         dtype=str(trainable[0].dtype).removeprefix("torch.") if trainable else "float32",
         note="; ".join(dict.fromkeys(notes)),
     )
@@ -136,10 +137,11 @@ def _scan(
 
 @dataclass(frozen=True, kw_only=True)
 class _Risen:
-    """(fixed, per sample) bytes of each layer's work, and what the optimiser takes while it steps."""
+    """(fixed, per sample) bytes of each layer's work; bytes of an optimiser's step and a sample's input."""
 
     work: dict[str, tuple[int, int]]
     update: int
+    input: int
 
 
 def _risen(
@@ -156,12 +158,13 @@ def _risen(
     saved = _saved(pieces, scans)
     works = []
     for size in dict.fromkeys((min(round_s), max(round_s))):
-        peaks = layer_peaks(subject, pieces, size)
+        peaks, batch_bytes = layer_peaks(subject, pieces, size)
         held = {name: fixed + size * each for name, (fixed, each) in saved.items()}
         works.append((size, work_bytes(order, peaks, held.__getitem__)))
     few, many = works[0], works[-1]
     lines = {n: line_through((few[0], few[1][n]), (many[0], many[1][n])) for n in order}
-    return _Risen(work=lines, update=update_bytes(subject.device, timer.update))
+    update = update_bytes(subject.device, timer.update)
+    return _Risen(work=lines, update=update, input=round(batch_bytes / max(round_s)))
 
 
 def _order(pieces: Sequence[Piece], scans: Sequence[Anatomy]) -> list[str]:
@@ -198,6 +201,7 @@ def _layers(pieces: Sequence[Piece], scans: Sequence[Anatomy], risen: _Risen | N
             saved_bytes=fixed,
             work_bytes=work[0],
             work_bytes_per_sample=work[1],
+            output_kept=scans[0].output_kept.get(piece.name, "") if risen else "",
             buffer_bytes=sum(b.nbytes for b in piece.buffers),
             output_bytes_per_sample=round(_per_sample(scans, lambda s: s.output_bytes.get(piece.name, 0))),
             saved_bytes_per_sample=each,

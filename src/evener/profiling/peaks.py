@@ -25,11 +25,14 @@ def counts_memory(device: torch.device) -> bool:
     return device.type != "cpu" and torch.accelerator.max_memory_allocated(device) > 0
 
 
-def layer_peaks(subject: Subject, pieces: Sequence[Piece], size: int) -> dict[str, tuple[int, int]]:
+def layer_peaks(
+    subject: Subject, pieces: Sequence[Piece], size: int
+) -> tuple[dict[str, tuple[int, int]], int]:
     """Bytes at the peak of each layer's forward and backward, at `size` samples, beyond what was held before.
 
     By layer name, as (forward, backward); `OUTSIDE` has what comes before, between and after: the batch
-    and the loss. Gradients must be there already. Out of memory is passed on as it is.
+    and the loss. Beside them the bytes of the batch. Gradients must be there already. Out of memory is
+    passed on as it is.
     """
     watch = _Watch(subject.device)
     batch = subject.batch(size)
@@ -53,7 +56,7 @@ def layer_peaks(subject: Subject, pieces: Sequence[Piece], size: int) -> dict[st
         watch.passed(OUTSIDE, 0)
         loss.backward()
         watch.passed(watch.inside, 1)
-    return {name: (peaks[0], peaks[1]) for name, peaks in watch.peaks.items()}
+    return {name: (peaks[0], peaks[1]) for name, peaks in watch.peaks.items()}, watch.first or 0
 
 
 class _Watch:
@@ -63,12 +66,15 @@ class _Watch:
         self._device = device
         self._before = torch.accelerator.memory_allocated(device)
         self.inside = OUTSIDE
+        self.first: int | None = None
         self.peaks: dict[str, list[int]] = {}
         torch.accelerator.reset_peak_memory_stats(device)
 
     def passed(self, name: str, which: int) -> None:
         """What happened since the last call was `name`'s forward (0) or backward (1)."""
         peak = torch.accelerator.max_memory_allocated(self._device) - self._before
+        if self.first is None:
+            self.first = torch.accelerator.memory_allocated(self._device) - self._before
         both = self.peaks.setdefault(name, [0, 0])
         both[which] = max(both[which], peak)
         torch.accelerator.reset_peak_memory_stats(self._device)

@@ -14,7 +14,14 @@ from torch import nn
 from evener.core.profile import StepTiming
 from evener.errors import DataError, EvenerError, ModelError
 from evener.profiling.anatomy import check_loss
-from evener.profiling.memory import give_back, is_out_of_memory, peak_since, start_peak
+from evener.profiling.memory import (
+    between,
+    give_back,
+    is_out_of_memory,
+    peak_since,
+    room_on,
+    start_peak,
+)
 from evener.profiling.timing import Stopwatch, figure_of, is_steady
 
 LEAST_ROUNDS = 3
@@ -171,29 +178,34 @@ def _warm_up(timer, sizes, held_bytes, memory_bytes, reserve_s):
     taken: dict[int, float] = {}
     peaks: dict[int, Any] = {}
     notes: list[str] = []
+    updating: Any = None  # the peak of the optimiser's own step, whatever the size
     device = timer.subject.device
-    for place, size in enumerate(sizes):
+    waiting, refused = list(sizes), list[int]()
+    while waiting:
+        size, *waiting = waiting
         if memory_bytes is not None and held_bytes(size) > memory_bytes:
             notes.append(
                 f"{size} samples do not fit: about {held_bytes(size):.3g} of {memory_bytes:.3g} bytes needed"
             )
-            return taken, peaks, sizes[place:], notes
+            return taken, peaks, [size, *waiting], notes
         if taken:
             last = max(taken)
             this_s = taken[last] * size / last
             if this_s + LEAST_ROUNDS * (this_s + sum(taken.values())) > timer.watch.left_s - reserve_s:
-                rest = ", ".join(map(str, sizes[place:]))
+                rest = ", ".join(map(str, [size, *waiting]))
                 notes.append(f"{timer.subject.kind}: no time for sizes {rest}, a larger budget has")
-                return taken, peaks, [], notes
+                return taken, peaks, refused, notes
         try:
             if not taken:  # gradients and optimiser state belong to every peak
                 timer.once(size, Samples())
                 timer.update()
+                start_peak(device)
                 timer.update()
+                updating = peak_since(device, (0.0,))
             start_peak(device)
             sample = Samples()
             timer.once(size, sample)
-            peaks[size] = peak_since(device, (held_bytes(size),))
+            peaks[size] = max(updating, peak_since(device, (held_bytes(size),)), key=lambda f: f.value)
             taken[size] = sample.last_s
         except Exception as e:
             if not is_out_of_memory(e):
@@ -201,7 +213,16 @@ def _warm_up(timer, sizes, held_bytes, memory_bytes, reserve_s):
             notes.append(f"{size} samples do not fit: {str(e).strip().splitlines()[0]}")
             e.__traceback__ = None  # its frames hold the tensors of the attempt
         else:
+            waiting = waiting if not refused else []
             continue
         give_back(device)
-        return taken, peaks, sizes[place:], notes
-    return taken, peaks, [], notes
+        # The largest that fits lies between two sizes that were asked for: close to it, once or twice.
+        waiting, refused = (
+            (waiting, [size, *refused])
+            if refused
+            else (
+                between({b: f.value for b, f in peaks.items()}, size, room_on(device)),
+                [size, *waiting],
+            )
+        )
+    return taken, peaks, refused, notes

@@ -6,7 +6,9 @@ driver     runs an action and sleeps out the rest of its seconds
 trouble    slow spells and heavy-tailed noise on those seconds
 wire       sums really, and lets the sum take the seconds of the fleet's links
 verdict    is this machine fast enough for the fleet, and were the timings kept
+device     an accelerator that is not there: memory, clock and mistakes of its own
+pacer      what both kinds of driver are to wires and channels
 
-Not rehearsed: memory. A process cannot cap what torch allocates on a CPU, so `memory_bytes` of a rehearsed
-device limits plans and not the run.
+On paced CPUs memory is not rehearsed: a process cannot cap what torch allocates there, so `memory_bytes`
+limits plans and not the run.
 """

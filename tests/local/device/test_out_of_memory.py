@@ -23,8 +23,8 @@ def many_attempts(rank: int, world_size: int) -> None:
         p.grad = torch.zeros_like(p)
     base = torch.accelerator.memory_allocated()
     found: dict[int, set[bool]] = {}
-    for attempt in range(60):
-        samples = (256, 512, 1024, 2048, 4096)[attempt % 5]
+    for attempt in range(16):
+        samples = (256, 1024, 2048, 4096)[attempt % 4]
         try:
             model(torch.ones(samples, WIDTH, device="rehearsal")).square().mean().backward()
             found.setdefault(samples, set()).add(True)
@@ -34,8 +34,8 @@ def many_attempts(rank: int, world_size: int) -> None:
             e.__traceback__ = None
         gc.collect()  # an error and the frames that it went through hold each other
         assert torch.accelerator.memory_allocated() == base, attempt
-    assert found == {256: {True}, 512: {True}, 1024: {True}, 2048: {False}, 4096: {False}}
-    assert torch.accelerator.memory_stats()["num_ooms"] >= 24
+    assert found == {256: {True}, 1024: {True}, 2048: {False}, 4096: {False}}
+    assert torch.accelerator.memory_stats()["num_ooms"] >= 8
 
 
 def test_every_batch_above_the_cap_fails_none_below_and_nothing_leaks(pool: Pool) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from evener.core.catalogue import (
     FleetFile,
+    FleetLine,
+    Scale,
     catalogue,
     known_device,
     link_curve,
@@ -132,3 +134,24 @@ def test_bad_links_are_refused_with_their_place(tmp_path):
     with pytest.raises(FileError, match="no device or host"):
         path.write_text(json.dumps({"devices": devices, "links": [{"a": "a", "b": "c", "kind": "10GbE"}]}))
         read_fleet(path)
+
+
+def test_a_scaled_fleet_keeps_the_ratios_of_the_real_one():
+    devices = (Device(name="lab/a", kind="RTX 3060"), Device(name="lab/b", kind="RTX 3080"))
+    links = (FleetLine(a="lab", b="lab", kind="PCIe 4.0 x16"),)
+    real = resolved(FleetFile(devices=devices, links=links), "here")
+    scale = Scale(slower=1000, smaller=100)
+    small = resolved(FleetFile(devices=devices, links=links, scaled=scale), "here")
+    for one, other in zip(real.devices, small.devices, strict=True):
+        assert other.flops["float32"].value == pytest.approx(one.flops["float32"].value / 1000)
+        assert other.bytes_per_s.value == pytest.approx(one.bytes_per_s.value / 1000)
+        assert other.memory_bytes.value == pytest.approx(one.memory_bytes.value / 100)
+        assert other.launch_s == one.launch_s
+        assert other.kind == f"{one.kind}, 1000 times slower, 100 times smaller"
+        assert other.rehearsed.smaller == 100 and "÷ 1000" in other.flops["float32"].note
+    assert small.links[0].curve.seconds(1e6) == pytest.approx(1000 * real.links[0].curve.seconds(1e6))
+
+
+def test_a_scale_cannot_make_things_faster_or_larger():
+    with pytest.raises(ValueError, match="slower must be 1 or more"):
+        Scale(slower=0.5)

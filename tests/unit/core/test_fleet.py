@@ -2,8 +2,9 @@
 
 import pytest
 
+from evener.core.figures import line
 from evener.core.files import decode
-from evener.core.fleet import FAMILIES, Device, Rehearsed
+from evener.core.fleet import FAMILIES, Device, Fleet, Link, Rehearsed
 from evener.errors import FileError
 from evener.rehearsal.counting import family_of
 
@@ -23,3 +24,21 @@ def test_a_misspelt_family_is_told_with_those_there_are() -> None:
 def test_the_families_are_those_that_a_rehearsal_counts() -> None:
     operations = ("addmm", "_scaled_dot_product_flash_attention_for_cpu", "convolution", "_cdist_forward")
     assert tuple(family_of(name) for name in operations) == FAMILIES
+
+
+def test_the_link_to_a_host_is_the_devices_own_else_that_inside_the_host():
+    inside, own = (
+        Link(a="lab", b="lab", curve=line(1e-3, 1e9, source="assumed")),
+        Link(a="lab", b="lab/a", curve=line(1e-4, 1e9, source="assumed")),
+    )
+    devices = (Device(name="lab/a", kind="k"), Device(name="lab/b", kind="k"), Device(name="far/c", kind="k"))
+    fleet = Fleet(devices=devices, links=(inside, own))
+    assert fleet.host_link("lab/a") is own
+    assert fleet.host_link("lab/b") is inside
+    assert fleet.host_link("far/c") is None
+
+
+def test_accelerators_are_rehearsed_as_a_type_of_their_own():
+    devices = (Device(name="lab/a", kind="k", type="cuda", index=1), Device(name="lab/cpu", kind="c"))
+    rehearsed = Fleet(devices=devices).as_rehearsed()
+    assert [(d.type, d.index) for d in rehearsed.devices] == [("rehearsal", None), ("cpu", None)]

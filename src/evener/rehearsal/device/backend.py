@@ -5,6 +5,8 @@ import gc
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _foreach_supported_types as optimizer_types
+from torch.utils._foreach_utils import _foreach_supported_types as tensor_types
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from evener.core.figures import Curve
@@ -100,6 +102,9 @@ def _register(opened: _Opened) -> None:
     answer_for_accelerator(module)
     # Moving a module swaps what its parameters hold: tied ones, and those of an optimiser, stay the same.
     torch.__future__.set_swap_module_params_on_conversion(True)
+    # Optimisers work on all parameters at once by default, as they do on other accelerators.
+    for known in (optimizer_types, tensor_types):
+        known.append(RehearsalTensor)  # type: ignore[arg-type]
     # The fused layer of nn.TransformerEncoder hides its products from the roofline.
     torch.backends.mha.set_fastpath_enabled(False)
 

@@ -40,7 +40,7 @@ class Card:
         smaller = device.rehearsed.smaller if device.rehearsed else 1.0
         cap = None if self.total_bytes is None else self.total_bytes - self.framework_bytes
         self._memory = Memory(cap, Sizes().smaller(smaller) if smaller > 1 else None, expandable=expandable)
-        self.num_ops = 0
+        self.num_calls = self.num_ops = 0  # operations that came through, and those of them that took time
         self.factor = 1.0  # times what the roofline says
         self._freed: deque[Block] = deque()
         self._muted = 0

@@ -165,9 +165,17 @@ class Clock:
 
     def new_stream(self) -> Stream:
         """A stream beside the others."""
-        stream = Stream(self, f"stream {len(self._streams)}")
-        self._streams.append(stream)
+        stream = Stream(self, self.next_name())
+        self.add(stream)
         return stream
+
+    def next_name(self) -> str:
+        """A name for one more stream."""
+        return f"stream {len(self._streams)}"
+
+    def add(self, stream: Stream) -> None:
+        """Waiting for all that is queued now waits for `stream` as well."""
+        self._streams.append(stream)
 
     def spend(self, seconds: float) -> None:
         """The host is busy for `seconds` with something that counts."""

@@ -60,6 +60,7 @@ class Dispatcher:
         try:
             if card.flights:
                 card.flights.check()
+            card.num_calls += 1
             op = self._ops.get(func) or self.op(func)
             if op.special is not None:
                 return op.special(self, func, args, kwargs)

@@ -6,9 +6,26 @@ from typing import Any
 
 import torch
 
+from evener.rehearsal.device import clock as clocks
 from evener.rehearsal.device.card import Card
-from evener.rehearsal.device.clock import Clock, Event, Stream
+from evener.rehearsal.device.clock import Clock
 from evener.rehearsal.device.memory import Counted
+
+
+class OfDevice:
+    """torch.Stream and torch.Event of the device of this process; classes, since others inherit from them."""
+
+    module: "DeviceModule"
+
+    class Stream(clocks.Stream):
+        def __init__(self, *device: Any, **more: Any) -> None:
+            clock = OfDevice.module.card.clock
+            super().__init__(clock, clock.next_name())
+            clock.add(self)
+
+    class Event(clocks.Event):
+        def __init__(self, *device: Any, enable_timing: bool = False, **more: Any) -> None:
+            super().__init__(OfDevice.module.card.clock, enable_timing=enable_timing)
 
 
 class DeviceModule:
@@ -16,8 +33,8 @@ class DeviceModule:
 
     def __init__(self, card: Card) -> None:
         self.card = card
-        self.Event = lambda *device, enable_timing=False: Event(self.card.clock, enable_timing=enable_timing)
-        self.Stream = lambda *device, **more: self.card.clock.new_stream()
+        self.Event, self.Stream = OfDevice.Event, OfDevice.Stream
+        OfDevice.module = self
 
     def is_initialized(self) -> bool:
         return True
@@ -63,14 +80,14 @@ class DeviceModule:
         """The host waits for all that is queued."""
         self.card.clock.synchronize()
 
-    def current_stream(self, device: Any = None) -> Stream:
+    def current_stream(self, device: Any = None) -> clocks.Stream:
         return self.card.clock.stream
 
-    def stream(self, stream: Stream) -> Stream:
+    def stream(self, stream: clocks.Stream) -> clocks.Stream:
         """A context in which what is queued goes to `stream`."""
         return stream
 
-    def set_stream(self, stream: Stream) -> None:
+    def set_stream(self, stream: clocks.Stream) -> None:
         """From now on what this thread queues goes to `stream`."""
         self.card.clock.stream = stream
 
@@ -144,4 +161,4 @@ def answer_for_accelerator(module: DeviceModule) -> None:
     for name in _ANSWERED:
         setattr(torch.accelerator, name, getattr(module, name))
     torch.accelerator.set_device_index = module.set_device
-    torch.Stream, torch.Event = module.Stream, module.Event  # type: ignore[assignment,misc]
+    torch.Stream, torch.Event = OfDevice.Stream, OfDevice.Event  # type: ignore[assignment,misc]

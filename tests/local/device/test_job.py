@@ -1,0 +1,121 @@
+"""Jobs on rehearsed accelerators: the checks of tests/gpu, and running out of memory in mid-job."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from evener.core.catalogue import FleetFile, FleetLine, Scale, resolved
+from evener.core.figures import Figure
+from evener.core.fleet import Device, Fleet
+from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.session.exactness import verify
+from evener.session.keep import first_gradients
+from evener.session.launch import launch
+from evener.session.request import Request
+
+SCRIPT = """
+import torch, evener as ev
+from torch import nn
+
+def recipe():
+    torch.manual_seed(1)
+    x, y = torch.randn(960, 200), torch.randint(0, 3, (960,))
+    layers = [nn.Linear(200, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 3)]
+    return ev.Recipe(model=nn.Sequential(*layers), dataset=list(zip(x, y)), loss=nn.CrossEntropyLoss(),
+                     global_batch={global_batch}, max_norm=1.0, optimizer=lambda p: {optimizer})
+"""
+NAMES = ["0", "1", "2", "3", "4"]
+
+
+def fleet(*devices: Device, slower: float = 100.0, smaller: float = 1.0) -> Fleet:
+    """Two cards of the catalogue on one board, or `devices`."""
+    cards = (Device(name="lab/gpu0", kind="RTX 3080"), Device(name="lab/gpu1", kind="RTX 3060"))
+    file = FleetFile(
+        devices=devices or cards,
+        links=(FleetLine(a="lab", b="lab", kind="PCIe 4.0 x16"),),
+        scaled=Scale(slower=slower, smaller=smaller),
+    )
+    return resolved(file, "here").as_rehearsed()
+
+
+def request_for(folder: Path, cards: Fleet, **more: object) -> Request:
+    script = folder / "job.py"
+    global_batch = more.pop("batch", 96)
+    optimizer = "torch.optim.SGD(p, lr=0.1)" if global_batch > 96 else "torch.optim.AdamW(p, lr=1e-3)"
+    script.write_text(SCRIPT.format(global_batch=global_batch, optimizer=optimizer), encoding="utf-8")
+    return Request(
+        fleet=cards,
+        rehearse=True,
+        script=str(script),
+        run_dir=str(folder),
+        quiet=True,
+        profile_s=2.0,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def cut_in_two() -> Plan:
+    stages = tuple(
+        Stage(layers=tuple(names), shares=(Share(devices=(device,), samples=8),))
+        for names, device in ((NAMES[:2], "lab/gpu0"), (NAMES[2:], "lab/gpu1"))
+    )
+    pipeline = Pipeline(samples=96, micro_batch=8, stages=stages)
+    return Plan(global_batch=96, pipelines=(pipeline,), schedule="1f1b")
+
+
+def test_two_cards_train_one_model_exactly(tmp_path: Path) -> None:
+    split = {"lab/gpu0": 67, "lab/gpu1": 29}
+    found = verify(request_for(tmp_path, fleet(), batch_per_device=split, steps=3))
+    assert found is not None and found.exact
+    assert found.gradient_error_float64 < 1e-12 and found.parameter_error_float64 < 1e-10
+
+
+def test_a_pipeline_over_two_cards_is_exact(tmp_path: Path) -> None:
+    found = verify(request_for(tmp_path, fleet(), plan=cut_in_two(), steps=2))
+    assert found is not None and found.exact
+
+
+def test_a_card_and_a_cpu_train_one_model(tmp_path: Path) -> None:
+    cpu = Device(name="lab/cpu", kind="AMD Ryzen 7 5800X", threads=1)
+    cards = fleet(Device(name="lab/gpu0", kind="RTX 3080"), cpu, slower=20.0)
+    split = {"lab/gpu0": 90, "lab/cpu": 6}
+    outcome = launch(request_for(tmp_path, cards, batch_per_device=split, steps=3))
+    assert outcome.parameters_agree and outcome.plan.devices == ("lab/gpu0", "lab/cpu")
+
+
+def test_predicted_memory_is_what_the_cards_held(tmp_path: Path) -> None:
+    outcome = launch(request_for(tmp_path, fleet(smaller=64.0), keep_all=True, steps=3))
+    assert outcome.plan.prediction is not None
+    for name, predicted in outcome.plan.prediction.memory_bytes.items():
+        assert predicted == pytest.approx(outcome.peak_bytes[name].value, rel=0.05)
+
+
+def halves(micro_batch: int) -> Plan:
+    """Both cards take 480 samples of each global batch, at once or in smaller parts."""
+    pipelines = tuple(
+        Pipeline(
+            samples=480,
+            micro_batch=micro_batch,
+            stages=(Stage(layers=tuple(NAMES), shares=(Share(devices=(d,), samples=micro_batch),)),),
+        )
+        for d in ("lab/gpu0", "lab/gpu1")
+    )
+    return Plan(global_batch=960, pipelines=pipelines)
+
+
+def test_running_out_of_memory_ends_in_smaller_micro_batches_and_the_same_gradient(tmp_path: Path) -> None:
+    roomy, tight = tmp_path / "roomy", tmp_path / "tight"
+    roomy.mkdir(), tight.mkdir()
+    wishes = {"plan": halves(480), "steps": 2, "keep_gradient": True, "dropout": False, "batch": 960}
+    launch(request_for(roomy, fleet(), **wishes))
+    whole = fleet(smaller=64.0)
+    # Parameters and gradients are 1.9 MB; 480 samples at once take 3.5 MB more, and do not fit.
+    memory = Figure(value=4.4e6, source="assumed")
+    small = replace(whole.devices[1], kind="small card", memory_bytes=memory, framework_bytes=None)
+    outcome = launch(request_for(tight, replace(whole, devices=(whole.devices[0], small)), **wishes))
+    assert any("lab/gpu1 ran out of memory" in d for d in outcome.decisions), outcome.decisions
+    (ours, *_), (wanted, *_) = first_gradients(tight), first_gradients(roomy)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-7)
