@@ -35,10 +35,12 @@ def recommender(args: argparse.Namespace) -> tuple[dict[str, Any], list[Bar]]:
     epochs, rows = (0.05, 0) if args.quick else (3.0, args.rows)
     names = (*TABLES, "cross") if rows else TABLES
     with tempfile.TemporaryDirectory(prefix="evener-benchmark-") as folder:
+        tier = {"file": str(Path(folder) / "tier"), "rows": 1200}
         for kind, place, plan in (
             ("dense", {}, "recommender-alone"),
             ("cpu", dict.fromkeys(names, "cpu"), "recommender-alone"),
             ("shared 5:3:2", dict.fromkeys(names, SHARES), "recommender"),
+            ("tiered", dict.fromkeys(names, "cpu") | {"movie": tier}, "recommender-alone"),
         ):
             figures[kind] = trained(Path(folder) / f"run-{len(figures)}", place, plan, epochs, rows)
             found = figures[kind]

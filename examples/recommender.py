@@ -5,12 +5,13 @@
         --plan examples/plans/recommender-alone.json --epochs 3 --run-dir runs/recommender
     python examples/recommender.py runs/recommender        area under the ROC curve of the held-out ratings
 
-The package carries 100,000 ratings of 1,682 films by 943 people; nothing is downloaded while this runs. A rating
-of four or five stars counts as liked. Held out is the last fifth of everybody's ratings.
+The package carries 100,000 ratings of 1,682 films by 943 people; nothing is downloaded while this runs. A
+rating of four or five stars counts as liked. Held out is the last fifth of everybody's ratings.
 
-RECOMMENDER_ROWS=2000000 adds a table of that many rows, asked for by a hash of person and film together: the usual
-way in which tables outgrow memory. RECOMMENDER_PLACE is a JSON object that takes the place of `PLACE` below: {} for
-tables on the device with dense gradients, {"movie": {"lab1/a": 5, "lab1/b": 3, "lab1/c": 2}} for a shared one.
+RECOMMENDER_ROWS=2000000 adds a table of that many rows, asked for by a hash of person and film together: the
+usual way in which tables outgrow memory. RECOMMENDER_PLACE is a JSON object that takes the place of `PLACE`
+below: {} for tables on the device with dense gradients, {"movie": {"lab1/a": 5, "lab1/b": 3, "lab1/c": 2}}
+for a shared one.
 """
 
 import json
@@ -85,7 +86,7 @@ def ratings(cross_rows: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, T
 
 
 class Towers(nn.Module):
-    """A person and a film, each as the sum of what is known of them; a perceptron sees both and their product."""
+    """A person and a film, each the sum of what is known of them; a perceptron sees both and the product."""
 
     def __init__(self, cross_rows: int = 0) -> None:
         super().__init__()

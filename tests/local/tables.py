@@ -24,8 +24,7 @@ from evener.runtime.ranks import Ranks
 from evener.runtime.tables.exchange import Exchange
 from evener.runtime.tables.layer import place_table, table_layers
 from evener.runtime.tables.optimizers import SGD, Adagrad, Adam, TableOptimizer
-from evener.runtime.tables.rows import MemoryRows
-from evener.runtime.tables.sharing import fetch, gathered, take_part
+from evener.runtime.tables.sharing import fetch, gathered, in_memory, take_part
 from evener.runtime.tables.sums import TableSums
 from evener.runtime.wire import GroupWire, SoloWire
 
@@ -158,7 +157,7 @@ def train(rank: int, world_size: int, case: Case) -> dict[str, torch.Tensor]:
     ours = optimizer_of(case.rule)[1]
     for name, bounds in places.items():
         table = place_table(model, name).table
-        take_part(table, bounds, rank, exchange, MemoryRows, seed=0)
+        take_part(table, bounds, rank, exchange, in_memory, seed=0)
         table.use(ours)
     optimizer = head_optimizer(case, model.head.parameters())
     sums = TableSums(table_layers(model))

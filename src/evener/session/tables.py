@@ -23,15 +23,16 @@ from evener.runtime.tables.exchange import Exchange
 from evener.runtime.tables.finding import IdsOf, find_ids, ids_asked
 from evener.runtime.tables.layer import TableLayer, place_table, put_back, table_layers
 from evener.runtime.tables.optimizers import TableOptimizer, like_torch
-from evener.runtime.tables.rows import MemoryRows, Rows
-from evener.runtime.tables.sharing import bounds_of, fetch, gathered, pieces, take_part
+from evener.runtime.tables.rows import MemoryRows
+from evener.runtime.tables.sharing import MakeRows, bounds_of, fetch, gathered, in_memory, pieces, take_part
 from evener.runtime.tables.sums import TableSums
 from evener.runtime.tables.table import Table
+from evener.runtime.tables.tiered import TieredRows
 from evener.session.recipe import LOSS_PLACE, Recipe
 from evener.session.site import Site
 
 CPU = "cpu"
-FILE = "file:"
+TIERED = "tiered"
 _WATCHED_SAMPLES = 8  # of a batch in which a table's ids are looked for
 
 
@@ -66,8 +67,9 @@ def placements(recipe: Recipe, plan: Plan, devices: tuple[str, ...]) -> tuple[Ta
             found.append(given[table.name])
             continue
         wish = recipe.place[table.name]
-        if isinstance(wish, str):
-            weights, residence = dict.fromkeys(devices, 1.0), wish
+        if isinstance(wish, str) or "file" in wish:
+            weights = dict.fromkeys(devices, 1.0)
+            residence = wish if isinstance(wish, str) else TIERED
         else:
             weights, residence = {d: float(w) for d, w in wish.items()}, CPU
             if not weights or min(weights.values()) < 0 or not sum(weights.values()):
@@ -215,7 +217,7 @@ def open_tables(
         for number, (layer, where) in enumerate(zip(layers, placed, strict=True)):
             table = layer.table
             bounds = bounds_of(table.name, table.num_rows, where.rows, ranks.devices)
-            make = _maker(where.residence or CPU, site, table.name)
+            make = _maker(where.residence or CPU, recipe, site, table.name)
             take_part(table, bounds, ranks.rank, exchange, make, seed + number)
 
     return JobTables(
@@ -228,14 +230,21 @@ def open_tables(
     )
 
 
-def _maker(residence: str, site: Site, table: str) -> Callable[[Tensor], Rows]:
+def _maker(residence: str, recipe: Recipe, site: Site, table: str) -> MakeRows:
     if residence == CPU:
-        return MemoryRows
+        return in_memory
     if residence == "device":
-        return lambda weight: MemoryRows(weight.to(site.torch_device))
+        return lambda num_rows, give: MemoryRows(give(0, num_rows).to(site.torch_device))
+    if residence == TIERED:
+        wish = recipe.place[table]
+        folder = Path(wish["file"]) / f"{table}-{site.device.name.replace('/', '-')}"
+        host, hot = int(wish.get("rows", 0)), int(wish.get("hot", 0))
+        return lambda num_rows, give: TieredRows(
+            folder, num_rows, give, host=host, hot=hot, device=site.torch_device
+        )
     raise UsageError(
         f"place of {table} is {residence!r}",
-        remedy='"cpu", "device", weights by device, or "file:FOLDER" for a tiered table',
+        remedy='"cpu", "device", weights by device, or {"file": FOLDER, "rows": N}: N rows in memory',
     )
 
 

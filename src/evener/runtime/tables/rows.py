@@ -20,7 +20,13 @@ _FLOATS = (torch.float32, torch.float64)
 class Rows(Protocol):
     """Rows of a table by number; `columns` are matrices in which a row lies at its slot."""
 
-    columns: dict[str, torch.Tensor]
+    @property
+    def columns(self) -> dict[str, torch.Tensor]: ...
+
+    @property
+    def most(self) -> int:
+        """Rows that can be in their slots at the same time."""
+        ...
 
     def prepare(self, widths: Mapping[str, int]) -> None:
         """Add a column of zeros for each name and width (numbers a row)."""
@@ -32,6 +38,10 @@ class Rows(Protocol):
 
     def changed(self, slots: torch.Tensor) -> None:
         """The rows in `slots` were written to."""
+        ...
+
+    def stepped(self, step: int) -> None:
+        """Step number `step` has moved all rows that it moves."""
         ...
 
 
@@ -68,6 +78,7 @@ class MemoryRows:
     def __init__(self, weight: torch.Tensor) -> None:
         check_dtype(weight.dtype)
         self.columns = {WEIGHT: in_large_pages(weight)}
+        self.most = max(len(weight), 1)
 
     def prepare(self, widths: Mapping[str, int]) -> None:
         weight = self.columns[WEIGHT]
@@ -78,6 +89,9 @@ class MemoryRows:
         return ids.to(self.columns[WEIGHT].device)
 
     def changed(self, slots: torch.Tensor) -> None:
+        return
+
+    def stepped(self, step: int) -> None:
         return
 
 

@@ -14,7 +14,13 @@ from evener.runtime.tables.table import Part, Table
 
 CHUNK_BYTES = 64 * 2**20  # of a table, on its way at once
 
-MakeRows = Callable[[Tensor], Rows]
+GiveRows = Callable[[int, int], Tensor]
+MakeRows = Callable[[int, GiveRows], Rows]
+
+
+def in_memory(num_rows: int, give: GiveRows) -> Rows:
+    """A part's rows in the host's memory."""
+    return MemoryRows(give(0, num_rows))
 
 
 def bounds_of(table: str, num_rows: int, rows: Mapping[str, int], devices: Sequence[str]) -> tuple[int, ...]:
@@ -39,17 +45,22 @@ def take_part(
     """Hold rows bounds[rank] to bounds[rank + 1] of `table`, and no others; called by all devices together.
 
     A table that was made with the model is the group's first device's; one that was not is made part by part
-    from `seed`, the same rows under any bounds. `make(rows)` gives them their place.
+    from `seed`, the same rows under any bounds. `make(num_rows, give)` places them; give(a, b) are some.
     """
     start, stop = bounds[rank], bounds[rank + 1]
-    held = table.part.rows
+    held, dtype = table.part.rows, table.dtype
+
+    def new(first: int, last: int) -> Tensor:
+        return initial_rows(start + first, start + last, table.dim, seed, dtype=dtype)
+
     if isinstance(held, StandInRows):
-        weight = initial_rows(start, stop, table.dim, seed, dtype=table.dtype)
+        rows = make(stop - start, new)
     elif exchange.world_size == 1:
-        weight = held.columns[WEIGHT]
+        rows = make(stop - start, lambda first, last: held.columns[WEIGHT][first:last])
     else:
-        weight = _slice_of_first(held.columns[WEIGHT], start, stop, exchange)
-    table.share(Part(start, stop, make(weight)), bounds, exchange)
+        mine = _slice_of_first(held.columns[WEIGHT], start, stop, exchange)
+        rows = make(stop - start, lambda first, last: mine[first:last])
+    table.share(Part(start, stop, rows), bounds, exchange)
 
 
 def _slice_of_first(whole: Tensor, start: int, stop: int, exchange: Exchange) -> Tensor:
@@ -124,6 +135,3 @@ def check_fits(table: str, num_bytes: int, memory: Mapping[str, float]) -> None:
             + f": {total / 2**30:.3g} GiB",
             remedy="a tiered table (place it with a file), fewer rows, or another device",
         )
-
-
-__all__ = ["MemoryRows", "bounds_of", "check_fits", "fetch", "gathered", "take_part"]

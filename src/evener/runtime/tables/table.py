@@ -89,6 +89,8 @@ class Table:
 
     def own(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of this device's part as they are now, in the host's memory; `ids` count from its start."""
+        if len(ids) > self.part.rows.most:
+            return torch.cat([self.own(piece) for piece in ids.split(self.part.rows.most)])
         rows = self.part.rows
         slots = rows.slots(ids)
         if self.optimizer is not None:
@@ -154,12 +156,14 @@ class Table:
         if self._untouched or self.gradient is None:
             return  # no lookup anywhere: as a parameter whose gradient is None
         self.rates.add(rate)
-        ids, gradient = self.gradient
-        if len(ids):
-            rows = self.part.rows
-            slots = rows.slots(ids)
-            self.optimizer.move(rows, slots, gradient.to(rows.columns[WEIGHT].device), self.rates.values)
-            rows.changed(slots)
+        rows = self.part.rows
+        for ids, gradient in zip(*(x.split(rows.most) for x in self.gradient), strict=True):
+            if len(ids):
+                slots = rows.slots(ids)
+                gradient = gradient.to(rows.columns[WEIGHT].device)
+                self.optimizer.move(rows, slots, gradient, self.rates.values)
+                rows.changed(slots)
+        rows.stepped(len(self.rates.values))
 
     def discard(self) -> None:
         """Forget what was added up since the last step."""
