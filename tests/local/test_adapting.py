@@ -44,7 +44,9 @@ def fleet(*rates: float) -> Fleet:
     )
 
 
-def run(folder: Path, devices: Fleet, *, steal: bool = False, faults: str = "") -> Outcome:
+def run(
+    folder: Path, devices: Fleet, *, steal: bool = False, faults: str = "", elastic: bool = False
+) -> Outcome:
     folder.mkdir()
     (folder / "script.py").write_text(SCRIPT.format(steal=steal))
     return launch(
@@ -58,6 +60,7 @@ def run(folder: Path, devices: Fleet, *, steal: bool = False, faults: str = "") 
             profile_s=2.0,
             evaluate=False,
             quiet=True,
+            elastic=elastic,
             faults=parse_faults(faults),
         )
     )
@@ -93,3 +96,15 @@ def test_a_slow_device_and_one_out_of_memory_change_the_plan_and_not_the_result(
     assert before["lab/0"] < before["lab/1"] * 1.1, "0.4 / 3 is less than 0.2"
     if steal:
         assert any(s.startswith("stealing: samples run beyond those given") for s in outcome.decisions)
+
+
+def test_a_device_that_hardly_moves_is_left_out_by_a_generation_of_its_own(
+    tmp_path: Path, undisturbed: Path
+) -> None:
+    """Even one sample a step costs more than going on without the device: a move of layers, repaid."""
+    outcome = run(tmp_path / "run", fleet(0.4, 0.2, 0.1), faults="slow lab/2 x40 at step 4", elastic=True)
+    assert distance(tmp_path / "run", undisturbed) <= 1e-10
+    told = "\n".join(outcome.decisions)
+    assert "samples move" in told and "layers move" in told and "generation 2" in told
+    assert outcome.plan.devices == ("lab/0", "lab/1")
+    assert outcome.plan.prediction.factors["lab/2"] == pytest.approx(40, rel=0.1)

@@ -33,11 +33,16 @@ class Situation(Value, frozen=True, kw_only=True):
 
     def slowed(self, factors: Mapping[str, float]) -> "Situation":
         """The same with each device's seconds times its factor."""
-        fleet, profile = self.fleet, self.profile
-        for name, factor in factors.items():
-            if factor != 1.0:
-                fleet, profile = slowed(fleet, profile, name, factor)
+        fleet, profile = slowed_by(self.fleet, self.profile, factors)
         return Situation(fleet=fleet, profile=profile, job=self.job)
+
+
+def slowed_by(fleet: Fleet, profile: Profile, factors: Mapping[str, float]) -> tuple[Fleet, Profile]:
+    """Fleet and profile in which each device of `factors` takes so many times its seconds."""
+    for name, factor in factors.items():
+        if factor != 1.0:
+            fleet, profile = slowed(fleet, profile, name, factor)
+    return fleet, profile
 
 
 class Decision(Value, frozen=True, kw_only=True):
@@ -84,7 +89,7 @@ def decide_shares(plan: Plan, situation: Situation, factors: Mapping[str, float]
         f"{told}: samples move, {_samples(plan)} become {_samples(best)}; a step takes "
         f"{ms(best.prediction.step_s)} instead of {ms(before_s)} ({gain_s / before_s:.0%} less), at once"
     )
-    return Decision(do="micro-batches", plan=_believing(best, factors), why=why, gain_s=gain_s)
+    return Decision(do="micro-batches", plan=believing(best, factors), why=why, gain_s=gain_s)
 
 
 def decide_layers(
@@ -116,10 +121,10 @@ def decide_layers(
         why = f"{told}: layers stay, as {sums}, which is not repaid {REPAY:g} times"
         return Decision(do="keep", plan=plan, why=why, gain_s=gain_s, move_s=move_s)
     why = f"{told}: layers move, {sums}"
-    return Decision(do="layers", plan=_believing(found, factors), why=why, gain_s=gain_s, move_s=move_s)
+    return Decision(do="layers", plan=believing(found, factors), why=why, gain_s=gain_s, move_s=move_s)
 
 
-def _believing(plan: Plan, factors: Mapping[str, float]) -> Plan:
+def believing(plan: Plan, factors: Mapping[str, float]) -> Plan:
     """The plan with what its prediction was made from."""
     assert plan.prediction is not None
     return replace(plan, prediction=replace(plan.prediction, factors=dict(factors)))

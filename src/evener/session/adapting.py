@@ -46,6 +46,7 @@ class Adapter:
         self._wire, self._decide = wire, decide
         believed = plan.prediction.factors if plan.prediction else {}
         self.estimates = Estimates(paces={d: Pace(factor=factor) for d, factor in believed.items()})
+        self.look_further: Callable[[Plan, dict[str, float]], None] = lambda plan, factors: None
         self._moves: list[int] = []
         self._look_again = 0
 
@@ -66,6 +67,7 @@ class Adapter:
         if decision.do != "keep":
             self._moves.append(number)
             self._look_again = number + 1 + AFTER_A_CHANGE
+        self.look_further(decision.plan, factors)
         return decision
 
     def _seen(self, plan: Plan, result: StepResult) -> dict[str, float]:
@@ -114,11 +116,16 @@ def adapter_of(
         return None, "a plan without its profile (--profile) stays as it is: other shares cannot be priced"
     if profile is None:
         return Adapter(wire, plan, None), ""
+    now = situation_of(request, fleet, plan, profile)
+    return Adapter(wire, plan, lambda plan, factors, least: decide_shares(plan, now, factors, least)), ""
+
+
+def situation_of(request: Request, fleet: Fleet, plan: Plan, profile: Profile) -> Situation:
+    """What decisions of this run are made from."""
     job = Job(
         global_batch=plan.global_batch,
         micro_batch=request.micro_batch,
         keep_all=request.keep_all,
         allow=(UNLINKED,),
     )
-    now = Situation(fleet=fleet, profile=profile, job=job)
-    return Adapter(wire, plan, lambda plan, factors, least: decide_shares(plan, now, factors, least)), ""
+    return Situation(fleet=fleet, profile=profile, job=job)

@@ -18,6 +18,7 @@ from evener.session.members.changes import changes_of
 from evener.session.members.copying import Copying
 from evener.session.members.member import Generation, Member
 from evener.session.members.turnover import profile_of
+from evener.session.moving import mover_of
 from evener.session.profiled import write_profiled
 from evener.session.scripted import begin_script, scripted
 from evener.session.stealing import Stealing
@@ -37,6 +38,7 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
     _prepare_for_change(member, generation)
     saving = _saving(member, generation)
     changes = changes_of(member, generation)
+    mover = mover_of(member, generation, changes)
     wire, layout = steps.layout.holding.wire, steps.layout
     evaluate = request.evaluate and recipe.heldout is not None
     if request.keep_gradient and steps.number == 0:
@@ -54,6 +56,8 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
         if saving:
             saving.finish()
     finally:
+        if mover:
+            mover.close()
         if changes:
             changes.stop()
         if saving:

@@ -8,6 +8,7 @@ from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import EvenerError, NoPlanFitsError
+from evener.policy.adapt import believing, slowed_by
 from evener.policy.without import with_device, without
 from evener.session.decide import choose_plan, with_inexact
 from evener.session.recipe import Recipe
@@ -31,7 +32,7 @@ def next_plan(
     given = request.plan is not None or request.batch_per_device is not None
     if profile is not None and not given:
         try:
-            return choose_plan(request, fleet, recipe, profile), "planned anew"
+            return _anew(request, recipe, profile, fleet, before)
         except EvenerError as e:
             why = f"the planner found nothing ({e.what})"
     elif given:
@@ -51,3 +52,15 @@ def next_plan(
             f"no plan without {', '.join(lost)}", numbers=f"{', '.join(missing)} are not here"
         )
     return with_inexact(msgspec.structs.replace(plan, prediction=None), recipe), f"{why}: {told}"
+
+
+def _anew(request: Request, recipe: Recipe, profile: Profile, fleet: Fleet, before: Plan) -> tuple[Plan, str]:
+    """The planner's plan, believing of each device what was believed before."""
+    told = before.prediction.factors if before.prediction else {}
+    factors = {d.name: told[d.name] for d in fleet.devices if d.name in told}
+    slow_fleet, slow_profile = slowed_by(fleet, profile, factors)
+    plan = choose_plan(request, slow_fleet, recipe, slow_profile)
+    if not factors:
+        return plan, "planned anew"
+    believed = ", ".join(f"{name} {factor:.3g}" for name, factor in factors.items())
+    return believing(plan, factors), f"planned anew, seconds over the profile's: {believed}"
