@@ -1,8 +1,9 @@
 """All findings on one host, graded."""
 
 from evener.core.host import HostFacts
-from evener.diagnosis.devices import device_findings, version_findings
+from evener.diagnosis.devices import device_findings
 from evener.diagnosis.finding import GRADES, Finding
+from evener.diagnosis.installed import version_findings
 from evener.diagnosis.network import network
 from evener.diagnosis.speed import speed
 from evener.diagnosis.surroundings import surroundings
