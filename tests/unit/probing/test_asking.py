@@ -36,9 +36,9 @@ def test_a_program_that_hangs_is_ended_with_its_children() -> None:
         "subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)']); time.sleep(60)"
     )
     begin = time.monotonic()
-    answer = ask((*PYTHON, code), 1.0)
-    assert answer.text == "up\n" and answer.failure == "did not answer within 1 s"
-    assert time.monotonic() - begin < 10
+    answer = ask((*PYTHON, code), 3.0)
+    assert answer.text == "up\n" and answer.failure == "did not answer within 3 s"
+    assert time.monotonic() - begin < 30
 
 
 def test_a_flood_is_cut() -> None:
