@@ -115,12 +115,18 @@ def overheads(rounds: int) -> Section:
     cases = {name: overhead(name, rounds) for name in CASES}
     tiny, large = (cases[name] for name in CASES)
     bars = [
-        Bar(
-            name="overhead, 2 ms and more",
-            value=large["ratio"]["shared"],
-            at_most=1.0 + abs(large["control"] - 1.0),
+        *(
+            Bar(
+                name=f"overhead, 2 ms and more, {t}",
+                value=large["ratio"][t],
+                at_most=1.0 + abs(large["control"] - 1.0),
+            )
+            for t in ACTION_US
         ),
-        Bar(name="overhead, almost no compute", value=tiny["ratio"]["shared"], at_most=0.6),
+        *(
+            Bar(name=f"overhead, almost no compute, {t}", value=tiny["ratio"][t], at_most=0.6)
+            for t in ACTION_US
+        ),
         *(Bar(name=f"action_us {t}", value=tiny["action_us"][t], at_most=us) for t, us in ACTION_US.items()),
         *(
             Bar(name=f"varying shapes, {n}", value=c["varying_over_fixed"], at_most=1.1)

@@ -98,8 +98,8 @@ def shapes_of(batch: Any) -> tuple:
     """The shapes of a batch's tensors: equal shapes mean equal work."""
     if isinstance(batch, torch.Tensor):
         return tuple(batch.shape)
+    if isinstance(batch, list | tuple):  # before mappings, which take longer to tell
+        return tuple([shapes_of(v) for v in batch])
     if isinstance(batch, Mapping):
-        return tuple(shapes_of(v) for v in batch.values())
-    if isinstance(batch, list | tuple):
-        return tuple(shapes_of(v) for v in batch)
+        return tuple([shapes_of(v) for v in batch.values()])
     return ()

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import time
+from array import array
 from collections import deque
 
 import torch
@@ -38,6 +39,7 @@ from evener.runtime.channels.stop import Stop
 
 _PREFIX = struct.Struct("<QQQ")  # bytes of the new ring or 0, start, end
 _MAX_PACKET = _PREFIX.size + MAX_HEADER_BYTES
+_ONE_FILE = socket.CMSG_LEN(array("i").itemsize) if hasattr(socket, "CMSG_LEN") else 0
 _SEND_BUFFER_BYTES = 2**22  # some thousand headers; the kernel gives less where its limit is lower
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
@@ -119,8 +121,9 @@ class SharedTransport:
 
     def flush(self) -> None:
         """Send kept headers as far as the sockets have room."""
-        for sender in tuple(self._with_backlog):
-            sender.flush()
+        if self._with_backlog:
+            for sender in tuple(self._with_backlog):
+                sender.flush()
 
     def drain(self) -> None:
         """Send all kept headers, before waiting for something that this transport cannot watch."""
@@ -181,24 +184,34 @@ class SharedSender:
         start, end = found
         if layout.num_bytes:
             put(tensors, layout, self._ring.bytes.narrow(0, start, layout.num_bytes))
-        self._backlog.append((_PREFIX.pack(capacity, start, end) + header, file))
+        packet = _PREFIX.pack(capacity, start, end) + header
+        if file is None and not self._backlog and self._sent(packet):
+            self._transport.flush()
+            return SENT
+        self._backlog.append((packet, file))
         self._transport.note(self, True)
         self._transport.flush()
         return Kept(self) if self._backlog else SENT
+
+    def _sent(self, packet: bytes, file: int | None = None) -> bool:
+        """Whether the socket had room for `packet`; `file` goes with it."""
+        try:
+            if file is None:
+                self._socket.send(packet)
+            else:
+                socket.send_fds(self._socket, [packet], [file])
+        except BlockingIOError:
+            return False
+        except OSError as e:
+            raise lost(self._to, "something was sent to it", e) from e
+        return True
 
     def flush(self) -> bool:
         """Send what is kept as far as there is room; True when nothing is left."""
         while self._backlog:
             packet, file = self._backlog[0]
-            try:
-                if file is None:
-                    self._socket.send(packet)
-                else:
-                    socket.send_fds(self._socket, [packet], [file])
-            except BlockingIOError:
+            if not self._sent(packet, file):
                 return False
-            except OSError as e:
-                raise lost(self._to, "something was sent to it", e) from e
             self._backlog.popleft()
             if file is not None:
                 os.close(file)
@@ -235,6 +248,15 @@ class Kept:
         self._sender.drain()
 
 
+def _files_in(beside: list[tuple[int, int, bytes]]) -> list[int]:
+    """The file descriptors that came with a packet."""
+    found = array("i")
+    for level, kind, data in beside:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)
+
+
 class SharedReceiver:
     """The way from one other device."""
 
@@ -242,6 +264,7 @@ class SharedReceiver:
         self._transport, self._source = transport, source
         self._socket: socket.socket | None = None
         self._ring: ring.Ring | None = None
+        self._packet_memory = memoryview(bytearray(_MAX_PACKET))
 
     def take(self, key: str, device: torch.device) -> Message:
         self._transport.flush()
@@ -274,9 +297,10 @@ class SharedReceiver:
             self._socket = self._socket or self._transport.socket_from(name)
             if self._socket is not None:
                 try:
-                    packet, files, _, _ = socket.recv_fds(self._socket, _MAX_PACKET, 1)
-                    if packet:
-                        return packet, files
+                    # As socket.recv_fds does, but for its 16 KiB of new memory a call.
+                    size, beside, _, _ = self._socket.recvmsg_into([self._packet_memory], _ONE_FILE)
+                    if size:
+                        return bytes(self._packet_memory[:size]), _files_in(beside)
                     raise ConnectionResetError("its socket was closed")
                 except BlockingIOError:
                     is_there = True
