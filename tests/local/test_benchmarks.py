@@ -107,3 +107,11 @@ def test_what_a_checkpoint_costs_is_measured(benchmark_folder):
     figures = cost.measure(width=32, depth=1, batch=4, block=2, quads=2)
     assert figures["checkpoints"] >= 1 and figures["checkpoint_mib"] > 0
     assert figures["waited_s"] >= 0 and 0 < figures["checkpoint_s"] < 20 and figures["step_s"] > 0
+
+
+def test_serving_is_measured_in_pairs(benchmark_folder):
+    serving = load(benchmark_folder, "serving")
+    found = [(False, [1.0, 1.0]), (True, [1.1, 1.1]), (True, [3.0]), (False, [2.0])]
+    assert serving.ratios(found) == pytest.approx([1.1, 1.5])
+    run = serving.measure(length=12, pairs=1)
+    assert len(run["pairs"]) == 1 and run["step_s"] > 0 and run["events"] >= 1
