@@ -142,9 +142,9 @@ def held_fits(model: CostModel, plan: Plan) -> bool:
 def main() -> int:
     """The planned placement beside the others."""
     options = parser(str(__doc__)).parse_args()
-    steps = 2 if options.quick else 4
+    steps = 2 if options.quick else 3
     fleet = cards()
-    planned_s, outcome, profile = run(fleet, steps, profile_s=60.0)
+    planned_s, outcome, profile = run(fleet, steps, profile_s=30.0)
     assert profile is not None
     predicted = outcome.plan.prediction
     rows = [("planned", planned_s, predicted.step_s if predicted else float("nan"), outcome)]

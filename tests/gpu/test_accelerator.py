@@ -12,6 +12,7 @@ from evener.session.ask import fleet_here
 from evener.session.exactness import verify
 from evener.session.launch import launch
 from evener.session.request import Request
+from tests.local.device.checks import CHECKS
 
 pytestmark = pytest.mark.skipif(not torch.accelerator.is_available(), reason="no accelerator here")
 
@@ -32,6 +33,14 @@ def request_for(folder: Path, fleet: Fleet) -> Request:
     script = folder / "job.py"
     script.write_text(SCRIPT, encoding="utf-8")
     return Request(fleet=fleet, script=str(script), run_dir=str(folder), steps=4, quiet=True)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_programs_do_with_a_device(name: str) -> None:
+    """The same checks run on the rehearsal device, in tests/local/device."""
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    CHECKS[name](accelerator.type)
 
 
 def test_every_accelerator_has_an_identity_and_a_kind() -> None:

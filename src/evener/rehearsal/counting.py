@@ -156,7 +156,8 @@ def bytes_moved(func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[s
 
 def _size(tensor: torch.Tensor) -> int:
     """Bytes of a tensor; an expanded one is no larger than its storage."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    num_bytes = tensor.nbytes
+    return num_bytes if 0 not in tensor.stride() else min(num_bytes, tensor.untyped_storage().nbytes())
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:

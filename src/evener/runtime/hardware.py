@@ -34,10 +34,13 @@ class HardwareDriver:
         return result
 
 
+ALLOCATED = "by torch's allocator"
+
+
 def peak_bytes(device: torch.device) -> Figure:
     """The most bytes held so far: by the allocator of an accelerator, on a CPU by the whole process."""
     if device.type != "cpu" and (held := torch.accelerator.max_memory_allocated(device)):
-        return Figure(value=held, source="measured", note="by torch's allocator")
+        return Figure(value=held, source="measured", note=ALLOCATED)
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return Figure(value=kib * 1024, source="measured", note="whole process, framework included")
 

@@ -25,6 +25,7 @@ from evener.report.plans import plan_text
 from evener.report.results import Evaluation, RunReport
 from evener.report.steps import typical_step
 from evener.report.text import report_text
+from evener.runtime.hardware import ALLOCATED
 from evener.session.decide import samples_to_train
 from evener.session.heldout import Heldout
 from evener.session.recipe import Recipe
@@ -187,6 +188,7 @@ class Journal:
             lines.append(report_text(outcome.report, outcome.plan))
         else:
             lines.append("the plan predicts too little to tell efficiency: make it with evener plan")
+        lines += _memory(outcome)
         if outcome.heldout_loss is not None:
             told = {"loss": outcome.heldout_loss} | outcome.heldout_metrics
             lines.append("held-out: " + ", ".join(f"{name} {value:.4f}" for name, value in told.items()))
@@ -196,6 +198,17 @@ class Journal:
             lines.append("WARNING: the devices ended with different parameters")
         lines.append(f"files: {self.folder}")
         return "\n".join(lines)
+
+
+def _memory(outcome: Outcome) -> list[str]:
+    """Predicted peaks beside measured ones, of the devices whose allocator counts."""
+    predicted = outcome.plan.prediction.memory_bytes if outcome.plan.prediction else {}
+    counted = {n: f.value for n, f in outcome.peak_bytes.items() if f.note == ALLOCATED and n in predicted}
+    return [
+        f"memory of {name}: {held / 2**20:.4g} MiB at its peak, {predicted[name] / 2**20:.4g} MiB predicted "
+        f"({predicted[name] / held - 1:+.1%})"
+        for name, held in counted.items()
+    ]
 
 
 def _agree(checksums: list[dict[str, str]]) -> bool:

@@ -12,7 +12,7 @@ from evener.rehearsal.device.clock import Clock
 from evener.rehearsal.device.flights import Flights
 from evener.rehearsal.device.memory import Block, Memory, OutOfRoom, Sizes
 from evener.rehearsal.device.roofline import Roofline
-from evener.rehearsal.device.tensor import NAME, ROOMS, Room
+from evener.rehearsal.device.tensor import NAME, Room, room_at
 
 
 class Card:
@@ -71,13 +71,13 @@ class Card:
     def room(self, storage: torch.UntypedStorage) -> Room | None:
         """The room of `storage`, taken now if it has none; torch.OutOfMemoryError when there is none left."""
         address = storage._cdata
-        room = ROOMS.get(address)
+        room = room_at(address)
         if room is None:
             num_bytes = storage.nbytes()
             if not num_bytes:
                 return None
             # Freed rooms are queued: a collection may run in the middle of taking one.
-            room = ROOMS[address] = Room(self._block(num_bytes), self._freed.append)
+            room = Room(address, self._block(num_bytes), self._freed.append)
         return room
 
     def copied(self, num_bytes: int, *, inwards: bool) -> float:

@@ -15,7 +15,7 @@ from evener.rehearsal.device.reshaping import RESHAPES, refresh
 from evener.rehearsal.device.tensor import NAME, RehearsalTensor
 
 _CPU = torch.device("cpu")
-_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, complex)
+_PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format, complex}
 # The host must know a number or a size before it can go on.
 _WAITS = {
     "_local_scalar_dense",
@@ -79,7 +79,15 @@ class Dispatcher:
         shells: dict[int, RehearsalTensor] = {}
         wanted = kwargs.get("device")
         stays = wanted is not None and torch.device(wanted).type != NAME
-        inner_args = [self.unwrap(a, shells, func, op) for a in args]
+        inner_args = []
+        for value in args:
+            kind = type(value)
+            if kind is RehearsalTensor:  # the common cases of `unwrap`, which is called for the rest
+                inner = value.content
+                shells[id(inner)] = value
+                inner_args.append(inner)
+            else:
+                inner_args.append(value if kind in _PLAIN else self.unwrap(value, shells, func, op))
         inner_kwargs = {k: self.unwrap(v, shells, func, op) for k, v in kwargs.items()} if kwargs else kwargs
         if kwargs.get("pin_memory") and not stays:
             inner_kwargs["pin_memory"] = False
@@ -136,7 +144,7 @@ class Dispatcher:
 
     def wrap(self, out: Any, shells: dict[int, RehearsalTensor]) -> Any:
         """`out` as tensors of the device; what was changed in place is the tensor it was."""
-        if isinstance(out, torch.Tensor):
+        if type(out) is torch.Tensor:
             known = shells.get(id(out))
             return known if known is not None else self.shell(out)
         if type(out) is list or type(out) is tuple:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import torch
 
@@ -18,17 +18,24 @@ class Room:
     Freed by this object and not by the tensors: torch may bring a tensor back after its finaliser has run.
     """
 
-    __slots__ = ("__weakref__", "_free", "block")
+    __slots__ = ("__weakref__", "_address", "_free", "block")
 
-    def __init__(self, block: Block, free: Callable[[Block], None]) -> None:
-        self.block, self._free = block, free
+    def __init__(self, address: int, block: Block, free: Callable[[Block], None]) -> None:
+        self._address, self.block, self._free = address, block, free
+        _rooms[address] = ref(self)
 
     def __del__(self) -> None:
+        del _rooms[self._address]
         self._free(self.block)
 
 
-ROOMS: WeakValueDictionary[int, Room] = WeakValueDictionary()
-"""The room of each storage on the device, by the storage's address."""
+_rooms: dict[int, ref[Room]] = {}
+
+
+def room_at(address: int) -> Room | None:
+    """The room of the storage at `address`, if that is on the device."""
+    found = _rooms.get(address)
+    return found() if found is not None else None
 
 
 class RehearsalTensor(torch.Tensor):
@@ -76,7 +83,7 @@ class RehearsalTensor(torch.Tensor):
     def resize_shell(self) -> None:
         """Give the shell the sizes, strides and room of the values behind it."""
         inner = self.content
-        self.room = ROOMS.get(inner.untyped_storage()._cdata)
+        self.room = room_at(inner.untyped_storage()._cdata)
         # Through the meta key as_strided_ changes the shell's sizes alone.
         key = torch._C.DispatchKeySet
         include = torch._C._dispatch_tls_local_include_set() | key(torch._C.DispatchKey.Meta)
