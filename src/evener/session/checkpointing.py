@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor
+
 from evener.core.words import counted
 from evener.runtime.checkpoints.files import Files
 from evener.session.meeting import Meeting
@@ -46,6 +48,9 @@ class Checkpointing:
         self._announced = -1
         self._boundary, self._saved = -1, steps.number
         self._due_s = clock()
+        extra = [n for n, x in steps.recipe.model.state_dict().items() if not isinstance(x, Tensor)]
+        if self.saver.leads and extra:
+            self._news.append(f"no checkpoint holds what the model keeps beside tensors: {', '.join(extra)}")
 
     def at_boundary(self, number: int) -> None:
         """All devices are between two steps, about to take step `number`."""

@@ -1,0 +1,136 @@
+"""One process saves: in the background, one at a time, given up when asked; never the end of a training."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from evener.errors import ModelError
+from evener.runtime.checkpoints.files import Disk, Writing
+from evener.runtime.checkpoints.folder import checkpoints_in, newest_good
+from evener.runtime.checkpoints.manifest import Manifest
+from evener.runtime.ranks import Ranks
+from evener.runtime.state import export_state
+from evener.session.meeting import Meeting
+from evener.session.save_rule import Keep
+from evener.session.saver import GIVEN_UP, Own, Saver
+from tests.checkpoints import manifest_at
+
+
+class Subject:
+    """One parameter, all by itself; the second of two devices never tells anything."""
+
+    def __init__(self, devices: tuple[str, ...] = ("lab/a",)) -> None:
+        self.ranks = Ranks(devices, "lab/a")
+        self.p = nn.Parameter(torch.zeros(4))
+        self.p.grad = torch.ones(4)
+        self.optimizer = torch.optim.SGD([self.p], lr=1.0)
+        self.samples_seen = 0
+        self.break_with: Exception | None = None
+
+    def own(self) -> Own:
+        if self.break_with:
+            raise self.break_with
+        return Own(tensors=export_state({"p": self.p}, self.optimizer), statistics={})
+
+    def manifest(self) -> Manifest:
+        return manifest_at(self.samples_seen)
+
+
+class HeldDisk(Disk):
+    """A disk that writes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+
+    def create(self, path: Path) -> Writing:
+        self.free.wait(10)
+        return super().create(path)
+
+
+Made = Callable[..., tuple[Saver, Subject, list[str]]]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    def make(devices: tuple[str, ...] = ("lab/a",), files: Disk | None = None, keep: int = 3):
+        subject, said = Subject(devices), []
+        meeting = Meeting(dist.HashStore(), 0, 1)
+        saver = Saver(subject, tmp_path, meeting, Keep(last=keep), said.append, files=files)
+        return saver, subject, said
+
+    return make
+
+
+def save(saver: Saver, subject: Subject, samples: int) -> None:
+    subject.samples_seen = samples
+    saver.begin(samples)
+
+
+def test_the_training_goes_on_and_the_state_is_that_of_the_boundary(made: Made, tmp_path: Path) -> None:
+    disk = HeldDisk()
+    saver, subject, said = made(files=disk)
+    save(saver, subject, 8)
+    for _ in range(3):
+        subject.optimizer.step()
+    assert saver.is_busy and checkpoints_in(tmp_path) == []
+    disk.free.set()
+    saver.join()
+    found, _ = newest_good(tmp_path)
+    assert torch.equal(found.read(["model/p"])["model/p"], torch.zeros(4)) and said == []
+    assert len(saver.seconds) == 1 and not saver.is_busy
+    save(saver, subject, 16)
+    saver.join()
+    assert torch.equal(newest_good(tmp_path)[0].read(["model/p"])["model/p"], torch.full((4,), -3.0))
+    saver.close()
+
+
+def test_one_that_is_under_way_is_given_up_at_once(made: Made, tmp_path: Path) -> None:
+    """Another device is lost: it will never tell of its shard, and nobody waits for it."""
+    saver, subject, said = made(devices=("lab/a", "lab/b"))
+    save(saver, subject, 8)
+    start = time.monotonic()
+    saver.close()
+    assert time.monotonic() - start < 1.0
+    assert said == [f"no checkpoint of 8 samples: {GIVEN_UP}; the training goes on"]
+    assert newest_good(tmp_path)[0] is None
+    _, _, said = made()
+    assert "1 unfinished" in said[0] and list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_disk_that_hangs_holds_nobody_up(made: Made, tmp_path: Path) -> None:
+    disk = HeldDisk()
+    saver, subject, _ = made(files=disk)
+    save(saver, subject, 8)
+    start = time.monotonic()
+    saver.close()
+    assert time.monotonic() - start < 1.0
+    disk.free.set()
+    subject.optimizer.step()
+
+
+@pytest.mark.parametrize("error", [ModelError("a list"), RuntimeError("not enough memory"), MemoryError()])
+def test_what_cannot_be_copied_is_told_and_the_optimiser_moves(made: Made, tmp_path: Path, error) -> None:
+    saver, subject, said = made()
+    subject.break_with = error
+    save(saver, subject, 8)
+    subject.optimizer.step()
+    saver.join()
+    assert len(said) == 1 and "lab/a" in said[0] and said[0].endswith("the training goes on")
+    subject.break_with = None
+    save(saver, subject, 16)
+    saver.join()
+    assert newest_good(tmp_path)[0].samples_seen == 16
+
+
+def test_old_ones_go(made: Made, tmp_path: Path) -> None:
+    saver, subject, _ = made(keep=2)
+    for samples in (8, 16, 24):
+        save(saver, subject, samples)
+    saver.join()
+    assert [c.samples_seen for c in checkpoints_in(tmp_path)] == [24, 16]
