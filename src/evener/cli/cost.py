@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from msgspec.structs import replace
@@ -42,6 +42,8 @@ from evener.planner.what_if import World, changed
 from evener.planner.worth import Worth, worth_of
 from evener.report.costs import CostAnswer
 
+MOST_KEPT = 8
+"""With more kinds on more hosts than that, one device of each kind is looked at, whatever its host."""
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -232,9 +234,10 @@ def _kept(asked: _Asked, rates: Rates) -> list[Worth | str]:
         return []
     solve, names = asked.solver(rates, fleet), tuple(d.name for d in fleet.devices)
     everything = offer_of(solve(names, None), rates)
-    alike: dict[tuple, str] = {}
-    for d in fleet.devices:
-        alike[d.kind, d.host, rates.devices[d.name]] = d.name  # the last: the planner takes the first ones
+    # the last of those that are alike: the planner takes the first ones
+    by_host = {(d.kind, d.host, rates.devices[d.name]): d.name for d in fleet.devices}
+    by_kind = {(d.kind, rates.devices[d.name]): d.name for d in fleet.devices}
+    alike: dict[Any, str] = by_host if len(by_host) <= MOST_KEPT else by_kind
     return [_worth(asked, name, names, everything, rates) for name in alike.values()]
 
 

@@ -14,7 +14,7 @@ from evener.planner.offers import Limits, Offer, Offers, cheapest, fastest
 from evener.planner.worth import Worth
 from evener.report.tables import duration, render, table
 
-_FEW_NAMES = 4
+_FEW = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +131,14 @@ class CostAnswer:
         return "" if budget is None else f" for {self.rates.money(budget)} at most"
 
     def _set(self, names: Sequence[str]) -> str:
-        """Devices in few words: their names, or how many of each kind where they are more than four."""
-        if len(names) <= _FEW_NAMES:
+        """Devices in few words: their names, or how many of each kind on each host, or of each kind."""
+        if len(names) <= _FEW:
             return ", ".join(names)
         known = {d.name: d.kind for d in self.fleet.devices}
-        kinds = Counter((n.partition("/")[0], known.get(n, "new")) for n in names)
-        return ", ".join(f"{k} x {kind} on {host}" for (host, kind), k in kinds.items())
+        hosts = Counter((known.get(n, "new"), n.partition("/")[0]) for n in names)
+        if len(hosts) <= _FEW:
+            return ", ".join(f"{k} x {kind} on {host}" for (kind, host), k in hosts.items())
+        return ", ".join(f"{k} x {kind}" for kind, k in Counter(known.get(n, "new") for n in names).items())
 
     def _worth(self, title: str, items: Sequence[Worth | str]) -> list[str]:
         lines = [f"  {x if isinstance(x, str) else x.sentence}" for x in items]
