@@ -15,7 +15,10 @@ from evener.report.page.timeline import timeline
 from evener.serving.follow import Follower
 
 LOOK_S = 1.0
-"""A look at the run's files costs a few ms: none without an onlooker, and no more than one in this time."""
+"""No look without an onlooker, and no more than one in this time; a look takes 5 to 10 ms."""
+LEAST_PAUSE = 200
+"""A look is followed by a pause of so many times its length, so that looking takes half a per cent of a core.
+The shorter of the last two counts: one that draws a new timeline stands alone."""
 QUIET_S = 15.0
 """After so long without a change something is sent all the same, so that a line that broke is noticed."""
 MOST_ONLOOKERS = 16
@@ -31,7 +34,7 @@ class Feed:
         self.closing = False
         self.onlookers = 0
         self._clock, self._look_s, self._lock = clock, look_s, threading.Lock()
-        self._looked_s: float | None = None
+        self._next_s, self._took_s = float("-inf"), 0.0
         self._document: Document | None = None
         self._parts: dict[str, bytes] = {}
         self._drawn: tuple[tuple[object, ...], Timeline | None] | None = None
@@ -43,9 +46,9 @@ class Feed:
 
     def _look(self) -> None:
         now = self._clock()
-        if self._looked_s is not None and now - self._looked_s < self._look_s and not self.closing:
+        if now < self._next_s and not self.closing:
             return
-        self._looked_s = now
+        self._next_s = now + self._look_s
         if self.follower.look() or self._document is None:
             run = self.follower.run
             if run is not None:
@@ -54,6 +57,9 @@ class Feed:
                     name: msgspec.json.encode(getattr(self._document, name))
                     for name in self._document.__struct_fields__
                 }
+        took_s = self._clock() - now
+        pause_s = LEAST_PAUSE * min(took_s, self._took_s)
+        self._next_s, self._took_s = max(self._next_s, now + pause_s), took_s
 
     @property
     def document(self) -> Document | None:

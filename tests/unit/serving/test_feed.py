@@ -83,3 +83,16 @@ def test_a_finished_run_is_sent_whole_and_ended(tmp_path) -> None:
 
 def test_an_event_is_one_line_of_json() -> None:
     assert event("parts", {"a": b"1", "b": b'"x"'}) == b'event: parts\ndata: {"a":1,"b":"x"}\n\n'
+
+
+def test_long_looks_are_followed_by_long_pauses(tmp_path) -> None:
+    path = run_folder(tmp_path / "run", finished=False, records=RECORDS[:5])
+    times = iter([0.0, 0.1, 1.0, 1.1, 20.9, 21.0, 21.1])  # the second look ends at 1.1 s: the next is at 21 s
+    feed = Feed(path, clock=lambda: next(times))
+    feed.look()
+    feed.look()
+    write_metrics(path, RECORDS[5:], mode="ab")
+    feed.look()
+    assert feed.follower.seen == 5
+    feed.look()
+    assert feed.follower.seen == 10

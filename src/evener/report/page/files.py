@@ -22,7 +22,7 @@ from evener.report.chrome import read_chrome_trace
 from evener.report.page.folder import LIMITS, MIB, Folder, read_exactly
 from evener.report.results import RunReport
 
-MOST_SAMPLES, MOST_MICRO_BATCHES, MOST_STEPS = 10**12, 10**6, 2**53
+MOST_SAMPLES, MOST_MICRO_BATCHES, MOST_STEPS, LONGEST_STEP_S = 10**12, 10**6, 2**53, 1e9
 
 
 class RunInfo(Value, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ def read_plan(raw: bytes) -> Plan:
     """The plan in `raw`, if it is of a size that can be laid out; a few bytes may name billions."""
     plan = decode(raw, Plan, "plan.json")
     micro_batches = sum(-(-p.samples // p.micro_batch) for p in plan.pipelines)
-    if plan.global_batch > MOST_SAMPLES or micro_batches > MOST_MICRO_BATCHES:
+    if not 0 < plan.global_batch <= MOST_SAMPLES or micro_batches > MOST_MICRO_BATCHES:
         raise FileError(
             f"plan.json has {plan.global_batch:.3g} samples a step in {micro_batches:.3g} micro-batches",
             numbers=f"the most are {MOST_SAMPLES:.0e} and {MOST_MICRO_BATCHES:.0e}",
@@ -128,7 +128,7 @@ def parse_records(raw: bytes) -> tuple[tuple[StepRecord, ...], int, int]:
         except (msgspec.MsgspecError, RecursionError):
             odd += 1
             continue
-        if max(record.step, record.samples) < MOST_STEPS:
+        if max(record.step, record.samples) < MOST_STEPS and record.step_s < LONGEST_STEP_S:
             said = printable(record.skipped)
             records.append(record if said == record.skipped else replace(record, skipped=said))
         else:
