@@ -25,6 +25,7 @@ from evener.runtime.scaling import LossScale
 from evener.runtime.scope import ScopeOf, no_scope
 from evener.runtime.step import Step, forward_only
 from evener.runtime.tally import Share, Tally, Totals
+from evener.runtime.tidying import Tidier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,8 @@ class Executor:
         self._began: float | None = None
         self._run: Step | None = None
         self._ballot: Ballot | None = None
+        devices = [part.device for part in holding.parts.values()] or [torch.device("cpu")]
+        self._tidier = Tidier(devices[0], driver)
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -100,6 +103,9 @@ class Executor:
         told to all devices. An error leaves the step in flight, to be completed or dropped.
         """
         start = self.driver.now() if self._began is None else self._began
+        tidied = self._tidier.between_steps()
+        if tidied:
+            self.bench.traced.append(("TIDY", *tidied, "overhead", number))
         self._statistics_before = [b.clone() for b in self._statistics]
         run = self._run = Step(self.bench, number, portions, fetch, total_samples, scope_of)
         run.start_s, run.share.seconds_before, run.share.notice = start, self._seconds_before, notice

@@ -1,6 +1,7 @@
 """One process's place in the job: its device, opened, and the driver and wire that stand before it."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,8 @@ from evener.runtime.channels.channel import open_channel
 from evener.runtime.hardware import HardwareDriver, open_torch_device
 from evener.runtime.ranks import Ranks
 from evener.runtime.wire import GroupWire, SoloWire, StagedWire
-from evener.session.request import Request
 from evener.session.address import address_here
+from evener.session.request import Request
 
 # What each kind of accelerator talks with among its own; anything else goes over Gloo through host memory.
 _FAST_BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
@@ -97,6 +98,15 @@ def open_site(device: Device, *, rehearse: bool, fleet: Fleet | None = None, tim
     return Site(device, torch_device, HardwareDriver(torch_device))
 
 
+def expandable_segments(environment: Mapping[str, str]) -> bool:
+    """Whether the settings of torch's allocator ask for expandable segments, which a rehearsal has as well.
+
+    Example: {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} does.
+    """
+    settings = (environment.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    return any("expandable_segments:true" in s.replace(" ", "").lower() for s in settings)
+
+
 def _open_card(device: Device, fleet: Fleet | None, *, timed: bool) -> Site:
     from evener.rehearsal.device.backend import open_card  # registers with torch: only where it is wanted
     from evener.rehearsal.device.clock import Clock
@@ -104,7 +114,13 @@ def _open_card(device: Device, fleet: Fleet | None, *, timed: bool) -> Site:
 
     torch.set_num_threads(1)
     link = fleet.host_link(device.name) if fleet else None
-    card = open_card(device, link.curve if link else None, clock=Clock(host_counts=False), timed=timed)
+    card = open_card(
+        device,
+        link.curve if link else None,
+        clock=Clock(host_counts=False),
+        expandable=expandable_segments(os.environ),
+        timed=timed,
+    )
     return Site(device, card.torch_device, CardDriver(card))
 
 
