@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common import Bar, finish, parser, say
 from benchmarks.recommender import recommender
 from evener.runtime.tables.layer import place_table
-from evener.runtime.tables.optimizers import SGD, Adagrad, Adam, TableOptimizer
+from evener.runtime.tables.optimizers import TableAdagrad, TableAdam, TableOptimizer, TableSGD
 from evener.runtime.tables.sums import TableSums
 
 LARGE, SMALL, DIM, BATCH = 2_000_000, 20_000, 64, 4096
@@ -106,10 +106,10 @@ def seconds(steps: Sequence[tuple[Step, Sequence[torch.Tensor]]], rounds: int) -
 
 
 OPTIMIZERS: dict[str, tuple[TableOptimizer, Callable[[Any], torch.optim.Optimizer]]] = {
-    "sgd": (SGD(), lambda p: torch.optim.SGD(p, lr=RATE)),
-    "row-wise adagrad": (Adagrad(row_wise=True), lambda p: torch.optim.Adagrad(p, lr=RATE)),
-    "adam, dense": (Adam(), lambda p: torch.optim.Adam(p, lr=1e-3)),
-    "adam, touched": (Adam(meaning="touched"), lambda p: torch.optim.Adam(p, lr=1e-3)),
+    "sgd": (TableSGD(), lambda p: torch.optim.SGD(p, lr=RATE)),
+    "row-wise adagrad": (TableAdagrad(row_wise=True), lambda p: torch.optim.Adagrad(p, lr=RATE)),
+    "adam, dense": (TableAdam(), lambda p: torch.optim.Adam(p, lr=1e-3)),
+    "adam, touched": (TableAdam(meaning="touched"), lambda p: torch.optim.Adam(p, lr=1e-3)),
 }
 
 
@@ -157,8 +157,8 @@ def torchrec(args: argparse.Namespace) -> tuple[dict[str, Any], list[Bar]]:
         ids = zipf_ids(LARGE, BATCH * hot, 16)
         lengths = torch.full((BATCH,), hot)
         for name, ours, theirs in (
-            ("sgd", SGD(lr=RATE), torch.optim.SGD),
-            ("row-wise adagrad", Adagrad(lr=RATE, row_wise=True, eps=1e-8), RowWiseAdagrad),
+            ("sgd", TableSGD(lr=RATE), torch.optim.SGD),
+            ("row-wise adagrad", TableAdagrad(lr=RATE, row_wise=True, eps=1e-8), RowWiseAdagrad),
         ):
             model = nn.Sequential(nn.EmbeddingBag(LARGE, DIM, mode="sum"))
             config = EmbeddingBagConfig(

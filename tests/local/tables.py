@@ -23,7 +23,7 @@ from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
 from evener.runtime.tables.exchange import Exchange
 from evener.runtime.tables.layer import place_table, table_layers
-from evener.runtime.tables.optimizers import SGD, Adagrad, Adam, TableOptimizer
+from evener.runtime.tables.optimizers import TableAdagrad, TableAdam, TableOptimizer, TableSGD
 from evener.runtime.tables.sharing import fetch, gathered, in_memory, take_part
 from evener.runtime.tables.sums import TableSums
 from evener.runtime.wire import GroupWire, SoloWire
@@ -105,16 +105,16 @@ def batches(case: Case) -> list[Batch]:
 def optimizer_of(rule: Rule) -> tuple[Callable[[Any], torch.optim.Optimizer], TableOptimizer]:
     """(torch's for a whole table, ours), with a learning rate of 0.1 (Adam: 0.01)."""
     found: dict[Rule, tuple[Callable[[Any], torch.optim.Optimizer], TableOptimizer]] = {
-        "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), SGD()),
-        "sgd decay": (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), SGD(weight_decay=0.1)),
-        "adagrad": (lambda p: torch.optim.Adagrad(p, lr=0.1), Adagrad()),
-        "adam": (lambda p: torch.optim.Adam(p, lr=0.01), Adam()),
+        "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), TableSGD()),
+        "sgd decay": (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1), TableSGD(weight_decay=0.1)),
+        "adagrad": (lambda p: torch.optim.Adagrad(p, lr=0.1), TableAdagrad()),
+        "adam": (lambda p: torch.optim.Adam(p, lr=0.01), TableAdam()),
         "adamw": (
             lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
-            Adam(weight_decay=0.1, decoupled=True),
+            TableAdam(weight_decay=0.1, decoupled=True),
         ),
-        "sparse sgd": (lambda p: torch.optim.SGD(p, lr=0.1), SGD(meaning="touched")),
-        "sparse adam": (lambda p: torch.optim.SparseAdam(p, lr=0.01), Adam(lr=0.01, meaning="touched")),
+        "sparse sgd": (lambda p: torch.optim.SGD(p, lr=0.1), TableSGD(meaning="touched")),
+        "sparse adam": (lambda p: torch.optim.SparseAdam(p, lr=0.01), TableAdam(lr=0.01, meaning="touched")),
     }
     return found[rule]
 

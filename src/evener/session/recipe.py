@@ -38,7 +38,7 @@ class Recipe:
     steal: a device that is done takes waiting micro-batches of a slower one, within a step.
     place: embedding layers whose tables lie elsewhere: {"emb": "cpu"} keeps the table in host memory,
     {"emb": {"lab1/a": 5, "lab1/b": 3}} its rows in that proportion; {"(loss)": "cpu"} has the loss there.
-    table_optimizer: how tables move (`ev.tables`), for all or by name; default as `optimizer` would.
+    table_optimizer: how tables move (`ev.TableAdam` and others), for all or by name; default: as `optimizer`.
     ids: where a table's ids stand in a batch, {"emb": lambda batch: …}; default: found by running the model.
     """
 

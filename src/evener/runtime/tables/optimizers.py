@@ -53,7 +53,7 @@ def _check(optimizer: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD:
+class TableSGD:
     """p -= lr · (g + weight_decay · p). With "dense" decay goes on in rows that a step does not touch.
 
     Example: p = 1, g = 0.5, lr = 0.1: 0.95.
@@ -94,7 +94,7 @@ class SGD:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adagrad:
+class TableAdagrad:
     """s += g²; p -= lr · g / (√s + eps). `row_wise`: one s a row, the mean of g² over it.
 
     A row without a gradient does not move, so both meanings are one; weight decay counts in touched rows.
@@ -130,7 +130,7 @@ class Adagrad:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam:
+class TableAdam:
     """Adam as torch.optim.Adam ("dense") or torch.optim.SparseAdam ("touched") would move the rows.
 
     `decoupled` decays weights apart from the gradient, as AdamW. Steps that a row missed are made up for at
@@ -269,25 +269,25 @@ def like_torch(optimizer: torch.optim.Optimizer, table: str) -> TableOptimizer:
     odd = [n for n in ("momentum", "amsgrad", "maximize", "nesterov") if given.get(n)]
     made: TableOptimizer | None = None
     if not odd and kind is torch.optim.SGD:
-        made = SGD(weight_decay=given["weight_decay"])
+        made = TableSGD(weight_decay=given["weight_decay"])
     elif not odd and kind is torch.optim.Adagrad and not given["weight_decay"]:
-        made = Adagrad(
+        made = TableAdagrad(
             eps=given["eps"], lr_decay=given["lr_decay"], initial=given["initial_accumulator_value"]
         )
     elif not odd and kind in (torch.optim.Adam, torch.optim.AdamW):
-        made = Adam(
+        made = TableAdam(
             betas=given["betas"],
             eps=given["eps"],
             weight_decay=given["weight_decay"],
             decoupled=kind is torch.optim.AdamW or bool(given.get("decoupled_weight_decay")),
         )
     elif not odd and kind is torch.optim.SparseAdam:
-        made = Adam(betas=given["betas"], eps=given["eps"], meaning="touched")
+        made = TableAdam(betas=given["betas"], eps=given["eps"], meaning="touched")
     if made is None:
         with_odd = f" with {', '.join(odd)}" if odd else ""
         raise ModelError(
             f"the table {table} cannot be moved as {kind.__name__}{with_odd} would",
-            remedy="table_optimizer=ev.tables.Adam(...), SGD(...) or Adagrad(...) in the recipe",
+            remedy="table_optimizer=ev.TableAdam(...), TableSGD(...) or TableAdagrad(...) in the recipe",
         )
     return made
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from evener.errors import ModelError, UsageError
-from evener.runtime.tables.optimizers import SGD, Adagrad, Adam, TableOptimizer, like_torch
+from evener.runtime.tables.optimizers import TableAdagrad, TableAdam, TableOptimizer, TableSGD, like_torch
 from evener.runtime.tables.rows import WEIGHT, MemoryRows
 
 ROWS, DIM, STEPS = 12, 3, 60
@@ -91,14 +91,14 @@ def test_dense_meaning_is_the_dense_optimiser(name: str, make: Make, rate: Calla
 
 def test_dense_adam_after_a_gap_of_two_thousand_steps() -> None:
     make: Make = lambda p: torch.optim.Adam(p, lr=0.01)  # noqa: E731
-    ours = by_table(Adam(), 0.01, falling, 2000)
+    ours = by_table(TableAdam(), 0.01, falling, 2000)
     torch.testing.assert_close(ours, by_torch(make, False, falling, 2000), rtol=0, atol=1e-9)
 
 
 SPARSE: list[tuple[str, Make, TableOptimizer]] = [
-    ("sgd", lambda p: torch.optim.SGD(p, lr=0.1), SGD(meaning="touched")),
-    ("adagrad", lambda p: torch.optim.Adagrad(p, lr=0.1), Adagrad()),
-    ("adam", lambda p: torch.optim.SparseAdam(p, lr=0.01), Adam(meaning="touched")),
+    ("sgd", lambda p: torch.optim.SGD(p, lr=0.1), TableSGD(meaning="touched")),
+    ("adagrad", lambda p: torch.optim.Adagrad(p, lr=0.1), TableAdagrad()),
+    ("adam", lambda p: torch.optim.SparseAdam(p, lr=0.01), TableAdam(meaning="touched")),
 ]
 
 
@@ -111,13 +111,13 @@ def test_touched_meaning_is_the_sparse_optimiser(name: str, make: Make, ours: Ta
 
 
 def test_the_two_meanings_of_adam_differ() -> None:
-    dense, touched = (by_table(Adam(meaning=m), 0.1, flat) for m in ("dense", "touched"))  # type: ignore[arg-type]
+    dense, touched = (by_table(TableAdam(meaning=m), 0.1, flat) for m in ("dense", "touched"))  # type: ignore[arg-type]
     assert float((dense - touched).abs().max()) > 0.01
 
 
 def test_row_wise_adagrad_keeps_one_mean_square_a_row() -> None:
     rows = MemoryRows(torch.tensor([[1.0, 2.0], [5.0, 6.0]]))
-    optimizer = Adagrad(row_wise=True, eps=0.0)
+    optimizer = TableAdagrad(row_wise=True, eps=0.0)
     rows.prepare(optimizer.widths(2))
     optimizer.move(rows, torch.tensor([0]), torch.tensor([[3.0, 1.0]]), np.array([0.5]))
     scale = 5.0**0.5  # √((9 + 1) / 2)
@@ -135,8 +135,8 @@ def test_what_tables_cannot_do_is_refused() -> None:
         with pytest.raises(ModelError, match="the table emb cannot be moved"):
             like_torch(make([torch.nn.Parameter(torch.zeros(1))]), "emb")
     with pytest.raises(UsageError, match="betas"):
-        Adam(betas=(0.9, 1.0))
+        TableAdam(betas=(0.9, 1.0))
     with pytest.raises(UsageError, match="lr"):
-        SGD(lr=-1.0)
+        TableSGD(lr=-1.0)
     with pytest.raises(UsageError, match="meaning"):
-        Adam(meaning="lazy")  # type: ignore[arg-type]
+        TableAdam(meaning="lazy")  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import torch
 
 from evener.errors import EnvironmentBrokenError, FileError, UsageError
 from evener.runtime.tables.coldfile import ColdFile
-from evener.runtime.tables.optimizers import Adam
+from evener.runtime.tables.optimizers import TableAdam
 from evener.runtime.tables.rows import WEIGHT, MemoryRows, Rows
 from evener.runtime.tables.table import Part, Table
 from evener.runtime.tables.tiered import TieredRows
@@ -33,7 +33,7 @@ def tiered(folder: Path, host: int, hot: int = 0) -> TieredRows:
 def trained(rows: Rows, steps: int = 30) -> torch.Tensor:
     """The table after steps of dense Adam on rows drawn at random, some of them often."""
     table = Table("emb", ROWS, DIM, Part(0, ROWS, rows))
-    table.use(Adam())
+    table.use(TableAdam())
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
         ids = torch.unique(torch.randint(0, ROWS, (14,), generator=generator) // 2)
@@ -71,7 +71,7 @@ def test_what_was_committed_is_found_again(tmp_path: Path) -> None:
     rows.commit(30)
     rows.close()
     again = tiered(tmp_path, 7)
-    again.prepare(Adam().widths(DIM))
+    again.prepare(TableAdam().widths(DIM))
     assert again.file.step == 30
     read = torch.cat([again.columns[WEIGHT][again.slots(i)] for i in torch.arange(ROWS).split(5)])
     torch.testing.assert_close(read, want, rtol=0, atol=0)
