@@ -71,16 +71,14 @@ def read_chrome_trace(raw: bytes, where: str = "the trace") -> tuple[Trace, ...]
             for e in events
             if e["ph"] == "M" and e["name"] == "thread_name"
         }
+        headers = document["otherData"]["traces"]
+        spans: dict[int, list[Span]] = {number: [] for number in range(len(headers))}
+        for e in events:
+            if e["ph"] == "X":
+                spans[e["args"]["trace"]].append(_span(e, tracks[e["pid"], e["tid"]]))
         return tuple(
-            Trace(
-                **header,
-                spans=tuple(
-                    _span(e, tracks[e["pid"], e["tid"]])
-                    for e in events
-                    if e["ph"] == "X" and e["args"]["trace"] == number
-                ),
-            )
-            for number, header in enumerate(document["otherData"]["traces"])
+            msgspec.convert(header | {"spans": tuple(spans[number])}, Trace)
+            for number, header in enumerate(headers)
         )
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as e:
         raise FileError(
