@@ -16,7 +16,10 @@ function el(tag, props, ...children) {
   return node;
 }
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+const css = (name) =>
+  getComputedStyle(document.documentElement)
+    .getPropertyValue("--" + name)
+    .trim();
 const finite = (x) => typeof x === "number" && Number.isFinite(x);
 
 function digits(value, most) {
@@ -49,7 +52,8 @@ function bytes(value) {
 function clock(seconds) {
   const s = Math.round(seconds);
   const two = (x) => String(x).padStart(2, "0");
-  const h = Math.floor(s / 3600), m = Math.floor(s / 60) % 60;
+  const h = Math.floor(s / 3600),
+    m = Math.floor(s / 60) % 60;
   return h ? `${h}:${two(m)}:${two(s % 60)}` : `${m}:${two(s % 60)}`;
 }
 
@@ -61,17 +65,56 @@ function cellOf(cell, column, first) {
 
 function tableOf(table, id) {
   const head = table.columns.map((c) =>
-    el("th", { scope: "col", class: c.numeric ? "num" : undefined }, c.title, c.unit ? el("small", {}, c.unit) : null));
-  const body = table.rows.map((row) => el("tr", {}, row.map((cell, i) => cellOf(cell, table.columns[i], i === 0))));
-  return el("div", {}, el("p", { class: "caption", id: `${id}-caption` }, table.caption),
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": `${id}-caption` },
-      el("table", { class: table.total ? "total" : undefined, id, "aria-labelledby": `${id}-caption` },
-        el("thead", {}, el("tr", {}, head)), el("tbody", {}, body))));
+    el(
+      "th",
+      { scope: "col", class: c.numeric ? "num" : undefined },
+      c.title,
+      c.unit ? el("small", {}, c.unit) : null,
+    ),
+  );
+  const body = table.rows.map((row) =>
+    el(
+      "tr",
+      {},
+      row.map((cell, i) => cellOf(cell, table.columns[i], i === 0)),
+    ),
+  );
+  return el(
+    "div",
+    {},
+    el("p", { class: "caption", id: `${id}-caption` }, table.caption),
+    el(
+      "div",
+      { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": `${id}-caption` },
+      el(
+        "table",
+        { class: table.total ? "total" : undefined, id, "aria-labelledby": `${id}-caption` },
+        el("thead", {}, el("tr", {}, head)),
+        el("tbody", {}, body),
+      ),
+    ),
+  );
 }
 
-const chip = (color) => el("span", { class: "chip", style: { background: `var(--${color})` }, "aria-hidden": "true" });
-const keyOf = (pairs) => el("ul", { class: "key" }, pairs.map(([key, name]) => el("li", {}, chip(key), name)));
-const CAUSES = ["compute", "wait", "transfer", "bubble", "reduce", "optimizer", "input", "overhead", "left_out"];
+const chip = (color) =>
+  el("span", { class: "chip", style: { background: `var(--${color})` }, "aria-hidden": "true" });
+const keyOf = (pairs) =>
+  el(
+    "ul",
+    { class: "key" },
+    pairs.map(([key, name]) => el("li", {}, chip(key), name)),
+  );
+const CAUSES = [
+  "compute",
+  "wait",
+  "transfer",
+  "bubble",
+  "reduce",
+  "optimizer",
+  "input",
+  "overhead",
+  "left_out",
+];
 const causeColor = (cause) => (CAUSES.includes(cause) ? cause : "overhead");
 
 function fill(id, title, lead, ...parts) {
@@ -79,7 +122,11 @@ function fill(id, title, lead, ...parts) {
   section.hidden = false;
   const heading = `${id}-title`;
   section.setAttribute("aria-labelledby", heading);
-  section.replaceChildren(el("h2", { id: heading }, title), lead ? el("p", { class: "lead" }, lead) : "", ...parts.flat().filter(Boolean));
+  section.replaceChildren(
+    el("h2", { id: heading }, title),
+    lead ? el("p", { class: "lead" }, lead) : "",
+    ...parts.flat().filter(Boolean),
+  );
 }
 
 function empty(id) {
