@@ -157,11 +157,11 @@ def _recorded(folder: Path) -> int:
 
 
 def _end_all() -> None:
-    """A run that hangs ends as one in which every process was lost."""
+    """A run that hangs ends as one in which every process was lost; each says where it was."""
     for process in multiprocessing.active_children():
         if process.pid:
             os.kill(process.pid, signal.SIGCONT)
-            process.kill()
+            os.kill(process.pid, signal.SIGABRT)
 
 
 def faults_of(script: Script, outcome: Outcome | str, folder: Path) -> list[str]:
@@ -197,6 +197,7 @@ def main() -> int:
     p.add_argument("--first", type=int, default=0, help="number of the first one")
     args = p.parse_args()
     count = 4 if args.quick else args.count
+    os.environ["PYTHONFAULTHANDLER"] = "1"  # of the fork server, so of all that it starts
     met: Counter[str] = Counter()
     bad: dict[int, list[str]] = {}
     longest_s = 0.0

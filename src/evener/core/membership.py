@@ -33,6 +33,7 @@ class Standing(Value, frozen=True, kw_only=True):
 
     `holds` are the names of parameters and buffers whose state it has as of then. `ballot` is of the newest
     step that it concluded; `is_summed` says that it holds all sums of `step`, whose ballot it lacks.
+    A device that `stood_by` had no part in the generation, and what it holds may have become old.
     """
 
     device: str
@@ -41,6 +42,7 @@ class Standing(Value, frozen=True, kw_only=True):
     holds: tuple[str, ...] = ()
     ballot: Ballot | None = None
     is_summed: bool = False
+    stood_by: bool = False
     snapshots: tuple[Snapshot, ...] = ()
 
 

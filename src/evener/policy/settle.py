@@ -39,6 +39,7 @@ def settle(standings: Sequence[Standing], names: Collection[str]) -> Settlement:
     if not there:
         return _rewound(standings, names, list(names))
     newest = max(there, key=lambda s: s.step)
+    there = [s for s in there if s.step == newest.step or not s.stood_by]
     behind = [s for s in there if s.step < newest.step]
     ballot = newest.ballot if behind else None
     torn = [s for s in behind if not (s.is_summed and ballot and s.step == ballot.step == newest.step - 1)]

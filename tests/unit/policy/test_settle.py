@@ -66,3 +66,10 @@ def test_moves_fill_what_is_missing_and_balance_the_senders():
         ("w", "b", "c"),
         ("x", "b", "a"),
     )
+
+
+def test_what_a_device_that_stood_by_holds_has_become_old():
+    """Story: a plan without a part for c ran two steps before c was asked to leave; it was taken for torn."""
+    c = standing("c", 5, stood_by=True)
+    assert settle([c, standing("a", 7, ballot=ballot(6))], NAMES).holders == {"w": ("a",), "b": ("a",)}
+    assert settle([c, standing("a", 5)], NAMES).holders["w"] == ("c", "a")

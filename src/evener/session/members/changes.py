@@ -68,14 +68,10 @@ class Changes:
         assert self._generation.steps is not None
         step = self._generation.steps.number
         for number in range(1, self._meeting.store.add(WISHES, 0) + 1):
-            if (
-                self._ready
-                or self._meeting.has(f"answer/{number}")
-                or not self._meeting.has(f"wish/{number}")
-            ):
+            if self._ready or not self._meeting.has(f"wish/{number}"):
                 continue
             wish = self._meeting.get(f"wish/{number}", Wish)
-            if wish.from_step > step:
+            if wish.from_step > step or self._is_answered(number, wish):
                 continue
             try:
                 planned = self._granted(wish)

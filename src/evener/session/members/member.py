@@ -131,5 +131,6 @@ class Generation:
             holds=tuple(own.live),
             ballot=executor.ballot if executor else None,
             is_summed=executor is not None and executor.awaits_ballot == own.step,
+            stood_by=steps is None,
             snapshots=own.copies.snapshots,
         )
