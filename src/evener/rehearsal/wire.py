@@ -35,11 +35,11 @@ class PacedWire:
         self._under_way: list[_PacedReduction] = []  # launched, and their ends not known yet
         self._free_s = 0.0
 
-    def all_reduce(self, buffer: Any, key: str) -> Pending:
+    def all_reduce(self, buffer: Any, key: str, *, exact_tail: int = 0) -> Pending:
         """Start summing `buffer` in place over all members; see `Wire.all_reduce` in `core/seams.py`."""
         launch_s = self._driver.launch()
         with self._driver.aside():
-            work = self._inner.all_reduce(buffer, key)
+            work = self._inner.all_reduce(buffer, key, exact_tail=exact_tail)
         num_bytes = buffer.numel() * buffer.element_size()
         reduction = _PacedReduction(self, work, launch_s, all_reduce_seconds(num_bytes, self._hops))
         reduction.goes_beside = num_bytes <= SMALL_BYTES

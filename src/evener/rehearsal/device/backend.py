@@ -76,11 +76,6 @@ def _check_empty(card: Card) -> None:
         )
 
 
-def opened_card() -> Card | None:
-    """The device that this process rehearses."""
-    return _opened.card if _opened else None
-
-
 def _register(opened: _Opened) -> None:
     dispatcher, module = opened.dispatcher, opened.module
     RehearsalTensor.dispatch = dispatcher.run

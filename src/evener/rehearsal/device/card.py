@@ -40,7 +40,7 @@ class Card:
         smaller = device.rehearsed.smaller if device.rehearsed else 1.0
         cap = None if self.total_bytes is None else self.total_bytes - self.framework_bytes
         self._memory = Memory(cap, Sizes().smaller(smaller) if smaller > 1 else None, expandable=expandable)
-        self.num_calls = self.num_ops = 0  # operations that came through, and those of them that took time
+        self.num_calls = 0  # operations that came through
         self.factor = 1.0  # times what the roofline says
         self._freed: deque[Block] = deque()
         self._muted = 0
@@ -105,8 +105,9 @@ class Card:
             f"REHEARSAL out of memory. Tried to allocate {_mib(num_bytes)}. {self.device.name} has a total "
             f"capacity of {_mib(self.total_bytes)} of which {_mib(free)} is free. The framework holds "
             f"{_mib(self.framework_bytes)}. Of the allocated memory {_mib(memory.used.current)} is allocated "
-            f"by PyTorch, and {_mib(memory.reserved_unused)} is reserved by PyTorch but unallocated. If "
-            "reserved but unallocated memory is large try expandable segments to avoid fragmentation."
+            f"by PyTorch, and {_mib(memory.reserved_unused)} is reserved by PyTorch but unallocated. The "
+            f"largest request that would succeed is {_mib(memory.largest_bytes or 0)}. If reserved but "
+            "unallocated memory is large try expandable segments to avoid fragmentation."
         )
 
 

@@ -101,7 +101,6 @@ class Dispatcher:
                     refresh(self, shell)
         card = self.card
         if not op.is_free and not card.muted:
-            card.num_ops += 1
             seconds = card.roofline.seconds(func, inner_args, inner_kwargs, out)
             card.clock.queue(seconds * card.factor)
         if op.waits or (op.indexes and _has_mask(inner_args)):

@@ -8,7 +8,6 @@ import torch
 
 from evener.rehearsal.device import clock as clocks
 from evener.rehearsal.device.card import Card
-from evener.rehearsal.device.clock import Clock
 from evener.rehearsal.device.memory import Counted
 
 
@@ -130,11 +129,6 @@ class DeviceModule:
         """(free bytes, bytes in all). Example: 10 GiB with 1 GiB reserved: (9 GiB, 10 GiB)."""
         total = self.card.total_bytes or torch.iinfo(torch.int64).max
         return total - self.card.framework_bytes - self.card.memory.reserved.current, total
-
-    @property
-    def clock(self) -> Clock:
-        """The device's clock."""
-        return self.card.clock
 
 
 def _flat(name: str, counted: Counted) -> dict[str, int]:
