@@ -12,7 +12,7 @@ from evener.core.routes import Piece
 from evener.core.seams import Pending
 from evener.core.trace import Cause
 from evener.core.tracebacks import misplaced, raised_in
-from evener.errors import DataError, EvenerError, ModelError, PlanMismatchError
+from evener.errors import DataError, EvenerError, ModelError, OutOfMemoryError, PlanMismatchError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.holding import Bench, Portions
 from evener.runtime.parts import Alive, Carry, Part, Slot, cut_samples, join_samples
@@ -390,6 +390,12 @@ class Step:
             except EvenerError:
                 raise  # of a table that moves with it: a full disk, say
             except Exception as e:
+                if is_out_of_memory(e):
+                    raise OutOfMemoryError(
+                        f"{self.here} ran out of memory in the optimiser's step: {_last_line(e)}",
+                        numbers=f"step {self.number}",
+                        remedy="fewer layers on it, or an optimiser with less state or foreach=False",
+                    ) from e
                 raise ModelError(
                     f"the optimiser failed on {self.here}: {_last_line(e)}", numbers=f"step {self.number}"
                 ) from e
