@@ -32,7 +32,7 @@ recipe = recommender.recipe
 def recommender(args: argparse.Namespace) -> tuple[dict[str, Any], list[Bar]]:
     """The example with its tables dense on one device, on the CPU, shared out and tiered: the same metric."""
     figures: dict[str, Any] = {}
-    epochs, rows = (0.05, 0) if args.quick else (3.0, args.rows)
+    epochs, rows = (0.05, 0) if args.quick else (args.epochs, args.rows)
     names = (*TABLES, "cross") if rows else TABLES
     with tempfile.TemporaryDirectory(prefix="evener-benchmark-") as folder:
         tier = {"file": str(Path(folder) / "tier"), "rows": 1200}

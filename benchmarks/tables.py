@@ -204,6 +204,7 @@ PARTS = {"speed": speed, "torchrec": torchrec, "recommender": recommender}
 def main() -> int:
     p = parser("What tables outside of the devices cost")
     p.add_argument("--only", default="speed,recommender", help=f"parts, of {', '.join(PARTS)}")
+    p.add_argument("--epochs", type=float, default=3.0, help="recommender: epochs of each run")
     p.add_argument("--rows", type=int, default=0, help="recommender: rows of the synthetic table")
     args = p.parse_args()
     torch.set_num_threads(1)

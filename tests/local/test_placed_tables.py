@@ -1,0 +1,137 @@
+"""Placed tables under whole runs: data parallel, in pipelines and hybrids, in a file, or never in one piece."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from evener.core.files import read
+from evener.core.fleet import Fleet
+from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.errors import DataError, UsageError
+from evener.runtime.tables.rows import initial_rows
+from evener.session.exactness import verify
+from evener.session.launch import launch
+from evener.session.request import Request
+from tests.architecture.source import ROOT
+
+A, B, C = "lab1/a", "lab1/b", "lab1/c"
+TABLES, HEAD = ("word", "goods"), ("head",)
+SCRIPT = """
+import torch
+from torch import nn
+import evener as ev
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.word = nn.Embedding(50, 4{device})
+        self.goods = nn.EmbeddingBag(30, 4, mode="mean", padding_idx=0)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(torch.cat([self.word(x[:, 0]), self.goods(x[:, 1:])], 1)))
+
+def recipe():
+    generator = torch.Generator().manual_seed(1)
+    words = torch.randint(0, {highest}, (64, 1), generator=generator)
+    x = torch.cat([words, torch.randint(0, 30, (64, 3), generator=generator)], 1)
+    data = list(zip(x, torch.randint(0, 3, (64,), generator=generator)))
+    return ev.Recipe(
+        model=Model(), dataset=data, heldout=data[:20], loss=nn.CrossEntropyLoss(), global_batch=12,
+        optimizer=lambda p: torch.optim.Adam(p, lr=0.01), max_norm=0.1, place={place},
+    )
+"""
+
+
+def stage(layers: tuple[str, ...], device: str, samples: int, **more: Any) -> Stage:
+    return Stage(layers=layers, shares=(Share(devices=(device,), samples=samples),), **more)
+
+
+def uneven(*sizes: int) -> Plan:
+    """Data parallel in micro-batches of two."""
+    pipelines = tuple(
+        Pipeline(samples=n, micro_batch=2, stages=(stage(TABLES + HEAD, d, 2),))
+        for d, n in zip((A, B, C), sizes, strict=False)
+    )
+    return Plan(global_batch=sum(sizes), pipelines=pipelines)
+
+
+def piped(schedule: str) -> Plan:
+    stages = (stage(TABLES, A, 3), stage(HEAD, B, 3))
+    return Plan(
+        global_batch=12, schedule=schedule, pipelines=(Pipeline(samples=12, micro_batch=3, stages=stages),)
+    )
+
+
+HYBRID = Plan(
+    global_batch=12,
+    schedule="1f1b",
+    pipelines=(
+        Pipeline(samples=8, micro_batch=2, stages=(stage(TABLES, A, 2), stage(HEAD, B, 2))),
+        Pipeline(samples=4, micro_batch=4, stages=(stage(TABLES + HEAD, C, 4, recompute=True),)),
+    ),
+)
+CPU = dict.fromkeys(TABLES, "cpu")
+PARTS = {"word": {A: 5, B: 3}, "goods": {B: 1}}
+
+
+def request(folder: Path, plan: Plan, place: dict, device: str = "", highest: int = 50) -> Request:
+    script = folder / "job.py"
+    script.write_text(SCRIPT.format(place=place, device=device, highest=highest), encoding="utf-8")
+    fleet = read(ROOT / "examples" / "fleets" / "8-4-2-2.json", Fleet)
+    return Request(
+        script=str(script),
+        fleet=fleet.only(plan.devices),
+        run_dir=str(folder),
+        plan=plan,
+        steps=3,
+        quiet=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "place"),
+    [
+        (uneven(12), CPU | {"(loss)": "cpu"}),
+        (uneven(7, 5), CPU),
+        (uneven(7, 5), PARTS),
+        (piped("zero-bubble"), CPU),
+        (HYBRID, CPU),
+    ],
+    ids=["one device", "uneven", "parts by device", "zero-bubble", "hybrid"],
+)
+def test_a_run_with_placed_tables_is_exact(tmp_path: Path, plan: Plan, place: dict) -> None:
+    found = verify(request(tmp_path, plan, place))
+    assert found is not None
+    assert found.exact, found
+    assert found.parameter_error_float64 <= 1e-10
+
+
+def test_a_run_with_a_table_in_a_file_learns_the_same(tmp_path: Path) -> None:
+    ends = []
+    for name, word in (("memory", "cpu"), ("file", {"file": str(tmp_path / "rows"), "rows": 20})):
+        (tmp_path / name).mkdir()
+        ends.append(launch(request(tmp_path / name, uneven(12), {"word": word, "goods": "cpu"})))
+    assert ends[0].heldout_loss == pytest.approx(ends[1].heldout_loss, rel=1e-6)
+
+
+def test_a_table_that_no_device_ever_has_whole_is_saved_in_parts(tmp_path: Path) -> None:
+    launch(request(tmp_path, uneven(7, 5), {"word": {A: 5, B: 3}, "goods": "cpu"}, ', device="meta"'))
+    parts = [load_file(tmp_path / f"table-word-{rows}.safetensors") for rows in ("0-31", "31-50")]
+    whole = torch.cat([p["word.weight"] for p in parts])
+    assert whole.shape == (50, 4)
+    assert 0 < float((whole - initial_rows(0, 50, 4, 0)).abs().max()) < 0.1
+    assert "word.weight" not in load_file(tmp_path / "model.safetensors")
+
+
+def test_an_id_that_the_table_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the table word has no row"):
+        launch(request(tmp_path, uneven(7, 5), CPU, highest=90))
+
+
+def test_a_place_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="place of word is 'gpu'"):
+        launch(request(tmp_path, uneven(12), {"word": "gpu"}))
