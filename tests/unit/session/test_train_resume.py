@@ -1,0 +1,56 @@
+"""`ev.train` saves and goes on, in the user's own process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import evener as ev
+from evener.core.fleet import Device, Fleet
+from evener.report.metrics import read_metrics
+from tests.local.checkpoint_jobs import plan_of, stage
+
+HERE = Fleet(devices=(Device(name="lab/a", kind="cpu", threads=1),))
+PLAN = plan_of((4, 4, (stage("0 1", ("lab/a", 4)),)))
+
+
+def recipe() -> ev.Recipe:
+    torch.manual_seed(0)
+    data = [(torch.full((3,), i / 20), torch.tensor([1.0])) for i in range(20)]
+    return ev.Recipe(
+        model=nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)),
+        dataset=data,
+        loss=nn.MSELoss(),
+        optimizer=lambda p: torch.optim.AdamW(p, lr=0.1),
+        global_batch=4,
+    )
+
+
+def test_a_run_that_goes_on_ends_with_the_same_bits(tmp_path: Path) -> None:
+    wishes = {"fleet": HERE, "plan": PLAN, "quiet": True}
+    whole, first, second = recipe(), recipe(), recipe()
+    ev.train(whole, steps=8, run_dir=tmp_path / "whole", **wishes)
+    saving = {"checkpoint_every": "1h", "run_dir": tmp_path / "run", "resume": "latest"}
+    ev.train(first, steps=5, **saving, **wishes)
+    ev.train(second, steps=8, **saving, **wishes)
+    assert all(map(torch.equal, whole.model.state_dict().values(), second.model.state_dict().values()))
+    losses = [
+        [r.loss for r in read_metrics(tmp_path / d / "metrics.jsonl").records] for d in ("whole", "run")
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 8
+    with pytest.raises(ev.EvenerError, match="is where this run is to end"):
+        ev.train(recipe(), steps=8, **saving, **wishes)
+
+
+def test_tables_that_are_placed_apart_are_refused(tmp_path: Path) -> None:
+    made = ev.Recipe(
+        model=nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 1)),
+        dataset=[(torch.tensor(i % 3), torch.tensor([1.0])) for i in range(20)],
+        loss=nn.MSELoss(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        global_batch=4,
+        place={"0": "cpu"},
+    )
+    with pytest.raises(ev.EvenerError, match="checkpoints do not hold tables that `place` puts apart: 0"):
+        ev.train(made, steps=1, run_dir=tmp_path, checkpoint_every=1, fleet=HERE, plan=PLAN, quiet=True)
