@@ -69,7 +69,7 @@ def folders(draw: st.DrawFn) -> dict[str, bytes]:
 
 
 @given(folders())
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_a_folder_gives_a_page_or_an_error_of_ours(files: dict[str, bytes]) -> None:
     with tempfile.TemporaryDirectory() as made:
         for name, raw in files.items():

@@ -59,6 +59,8 @@ def agreed_plan(
         if plan.steal or steals(request, recipe):
             check_stealing(plan, recipe.model, table_names(recipe))
             plan = msgspec.structs.replace(plan, steal=True)
+        if meeting.rank == 0:
+            _keep(request, fleet, request.profile)
         return fleet, with_inexact(plan, recipe), request.profile
     profile = request.profile
     if profile is None:
@@ -78,8 +80,14 @@ def agreed_plan(
         return fleet, meeting.get("plan", Plan), None
     assert profile is not None
     plan = choose_plan(request, fleet, recipe, profile)
-    write(Path(request.run_dir) / "profile.json", profile)
-    write(Path(request.run_dir) / "fleet.json", fleet)
+    _keep(request, fleet, profile)
     meeting.put("profile", profile)
     meeting.put("plan", plan)
     return fleet, plan, profile
+
+
+def _keep(request: Request, fleet: Fleet, profile: Profile | None) -> None:
+    """Leave in the run's folder what its report is made from."""
+    write(Path(request.run_dir) / "fleet.json", fleet)
+    if profile is not None:
+        write(Path(request.run_dir) / "profile.json", profile)
