@@ -74,7 +74,7 @@ class ThreadedWire:
     def __init__(self, rendezvous: Rendezvous, rank: int) -> None:
         self._rendezvous, self._rank = rendezvous, rank
 
-    def all_reduce(self, buffer: torch.Tensor, key: str) -> "_Pending":
+    def all_reduce(self, buffer: torch.Tensor, key: str, *, exact_tail: int = 0) -> "_Pending":
         return _Pending(self._rendezvous, self._rendezvous.join(self._rank, buffer, key))
 
 

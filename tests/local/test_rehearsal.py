@@ -43,7 +43,7 @@ FLEET = Fleet(
 
 
 class _Gloo:
-    def all_reduce(self, buffer: torch.Tensor, key: str) -> Any:
+    def all_reduce(self, buffer: torch.Tensor, key: str, *, exact_tail: int = 0) -> Any:
         return dist.all_reduce(buffer, async_op=True)
 
 

@@ -95,12 +95,18 @@ class Pipeline(Value, frozen=True, kw_only=True):
 
 
 class Reduction(Value, frozen=True, kw_only=True):
-    """Devices that sum gradients together, in order: inside groups first, then between them."""
+    """Devices that sum gradients together, in order: inside groups first, then between them.
+
+    With a `part` they are a lane between groups, one member of each, which carries that part of all values;
+    `adds` is the part of these that each of them adds up (equal where empty). See `core/exchange.py`.
+    """
 
     devices: tuple[str, ...]
     transport: str
     compression: str | None = None
     reason: str = ""
+    part: float | None = None
+    adds: dict[str, float] = {}
 
 
 class Ownership(Value, frozen=True, kw_only=True):

@@ -35,8 +35,12 @@ class Driver(Protocol):
 class Wire(Protocol):
     """Moves tensors between the devices of a group."""
 
-    def all_reduce(self, buffer: Any, key: str) -> Pending:
-        """Start summing `buffer` in place over all devices; `key` names it ("3/bucket1") for errors."""
+    def all_reduce(self, buffer: Any, key: str, *, exact_tail: int = 0) -> Pending:
+        """Start summing `buffer` in place over all devices; `key` names it for errors.
+
+        What stands behind the key's last comma names the buffer through all steps ("step 3, bucket 1"). Of a
+        wire that compresses the last `exact_tail` values arrive as they are all the same.
+        """
         ...
 
 

@@ -161,7 +161,11 @@ class GradientBuckets:
         number = self._next
         key = 1 + (self._step * len(self._buckets) + number) % _KEYS
         bucket.seal(self.ranks.rank, key)
-        bucket.pending = self._wire.all_reduce(bucket.flat, f"step {self._step}, bucket {number}")
+        bucket.pending = self._wire.all_reduce(
+            bucket.flat,
+            f"step {self._step}, bucket {number}",
+            exact_tail=bucket.flat.numel() - bucket.num_grads,
+        )
 
     def _check_keys(self, number: int, keys: list[int]) -> None:
         mine = keys[self.ranks.rank]

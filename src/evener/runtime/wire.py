@@ -19,7 +19,7 @@ class GroupWire:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
 
-    def all_reduce(self, buffer: torch.Tensor, key: str) -> Pending:
+    def all_reduce(self, buffer: torch.Tensor, key: str, *, exact_tail: int = 0) -> Pending:
         try:
             # The group's own method: the function around it takes 75 µs to check what is known here.
             group = self._group or dist.group.WORLD
@@ -35,17 +35,17 @@ class StagedWire:
     def __init__(self, inner: Wire) -> None:
         self._inner = inner
 
-    def all_reduce(self, buffer: torch.Tensor, key: str) -> Pending:
+    def all_reduce(self, buffer: torch.Tensor, key: str, *, exact_tail: int = 0) -> Pending:
         if buffer.device.type == "cpu":
-            return self._inner.all_reduce(buffer, key)
+            return self._inner.all_reduce(buffer, key, exact_tail=exact_tail)
         host = buffer.to("cpu")
-        return _Staged(self._inner.all_reduce(host, key), host, buffer)
+        return _Staged(self._inner.all_reduce(host, key, exact_tail=exact_tail), host, buffer)
 
 
 class SoloWire:
     """The wire of a job with one device: every sum is already there."""
 
-    def all_reduce(self, buffer: Any, key: str) -> Pending:
+    def all_reduce(self, buffer: Any, key: str, *, exact_tail: int = 0) -> Pending:
         return _Done()
 
 

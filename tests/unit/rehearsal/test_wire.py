@@ -21,7 +21,7 @@ class FakePeer:
         self.fails = False
         self.keys: list[str] = []
 
-    def all_reduce(self, buffer: torch.Tensor, key: str) -> "FakePeer._Pending":
+    def all_reduce(self, buffer: torch.Tensor, key: str, *, exact_tail: int = 0) -> "FakePeer._Pending":
         self.keys.append(key)
         add = torch.ones_like(buffer)
         if key == "clocks":

@@ -128,8 +128,8 @@ class _Late:
     def __init__(self, inner: ThreadedWire, driver: ScriptedDriver, seconds: float) -> None:
         self._inner, self._driver, self._seconds = inner, driver, seconds
 
-    def all_reduce(self, buffer: torch.Tensor, key: str) -> Any:
-        pending = self._inner.all_reduce(buffer, key)
+    def all_reduce(self, buffer: torch.Tensor, key: str, *, exact_tail: int = 0) -> Any:
+        pending = self._inner.all_reduce(buffer, key, exact_tail=exact_tail)
         if not key.endswith("tally"):
             return pending
         return _LatePending(pending, self._driver, self._driver.now_s + self._seconds)

@@ -22,7 +22,7 @@ class ChannelWire:
     def __init__(self, channel: Channel, ranks: Ranks) -> None:
         self._channel, self._ranks = channel, ranks
 
-    def all_reduce(self, buffer: torch.Tensor, key: str) -> Pending:
+    def all_reduce(self, buffer: torch.Tensor, key: str, *, exact_tail: int = 0) -> Pending:
         """Tell all others; the sum is in `buffer` when it was waited for."""
         own = buffer.clone()  # what was handed over to a device of this process must not change
         named = f"sum of {key}"

@@ -1,0 +1,155 @@
+"""How a sum goes over groups: inside each, between them by lanes, and spread inside again.
+
+    a: a/0 a/1 ──┐ lane 0: a/0 ═══ b/0   half of every piece      1. inside: a/0 has half 0 of a, a/1 half 1
+    b: b/0 b/1 ──┘ lane 1: a/1 ═══ b/1   the other half           2. lanes: each half over both hosts
+                                                                  3. inside: both halves to both members
+
+A plan says it in reductions: those without a `part` are groups, those with one are lanes of one member a
+group. One group of all devices is a single sum without lanes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evener.core.plan import Reduction
+from evener.core.split import apportion, spans_of
+from evener.errors import PlanMismatchError
+
+PIECE_BYTES = 2**21
+"""A buffer travels in pieces of at most so many bytes: while one is between hosts, the next is inside."""
+SMALLEST_BYTES = 2**16
+"""Below this a piece is not cut further: a message then is all latency."""
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One member of each group, in the order of groups; `part` of all values, `adds` by member.
+
+    `adds` is the part of these values that each member adds up for the others.
+    """
+
+    devices: tuple[str, ...]
+    part: float
+    adds: tuple[float, ...]
+    transport: str = "gloo"
+    compression: str | None = None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Groups whose members are close, in order, and the lanes between them."""
+
+    groups: tuple[tuple[str, ...], ...]
+    lanes: tuple[Lane, ...]
+    transports: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All devices, group by group."""
+        return tuple(name for group in self.groups for name in group)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether any lane sends less than all bits."""
+        return any(lane.compression for lane in self.lanes)
+
+    def group_of(self, device: str) -> tuple[str, ...]:
+        """The members of the group that `device` is in."""
+        return next(g for g in self.groups if device in g)
+
+    def owners(self, device: str) -> tuple[str, ...]:
+        """By lane, the member of `device`'s group that is in it."""
+        members = set(self.group_of(device))
+        return tuple(next(d for d in lane.devices if d in members) for lane in self.lanes)
+
+    def lane_spans(self, count: int) -> tuple[Span, ...]:
+        """Which of `count` values each lane carries. Example: parts 0.75 and 0.25 of 8: (0, 6), (6, 8)."""
+        return spans_of(apportion(count, [lane.part for lane in self.lanes]))
+
+    def sizes(self, num_values: int, item_bytes: int) -> tuple[int, ...]:
+        """Values of each piece of a buffer: equal ones of at most `PIECE_BYTES`.
+
+        Example: 3 MiB of float32 are two pieces of 393,216 values.
+        """
+        number = max(1, -(-num_values * item_bytes // PIECE_BYTES))
+        return apportion(num_values, [1.0] * number)
+
+
+def adds_spans(lane: Lane, count: int) -> tuple[Span, ...]:
+    """Which of a lane's `count` values each of its members adds up."""
+    return spans_of(apportion(count, lane.adds))
+
+
+def exchange_of(reductions: Sequence[Reduction], devices: Sequence[str]) -> Exchange | None:
+    """The exchange that a plan's reductions ask for among `devices`; None for one sum over all of them.
+
+    Groups of one are not written down. PlanMismatchError where groups overlap, a lane has not exactly one
+    member of each group, or parts are no shares of a whole. Example: none, or one of all devices: None.
+    """
+    lanes = [r for r in reductions if r.part is not None]
+    if not lanes:
+        return None
+    wanted = [r for r in reductions if r.part is None and len(r.devices) > 1]
+    inside = {d: r for r in wanted for d in r.devices}
+    if len(inside) != sum(len(r.devices) for r in wanted):
+        raise _wrong("two of its groups hold the same device", reductions)
+    groups: dict[tuple[str, ...], str] = {}
+    for name in devices:
+        one = inside.get(name)
+        groups.setdefault(one.devices if one else (name,), one.transport if one else "")
+    found = Exchange(
+        groups=tuple(groups), lanes=tuple(_lane(r) for r in lanes), transports=tuple(groups.values())
+    )
+    if set(found.devices) != set(devices):
+        raise _wrong(f"its groups hold {', '.join(found.devices)}, not {', '.join(devices)}", reductions)
+    for lane in found.lanes:
+        if [sum(d in group for d in lane.devices) for group in found.groups] != [1] * len(found.groups):
+            raise _wrong(f"the lane {', '.join(lane.devices)} has not one member of each group", reductions)
+    if len(found.groups) < 2:
+        raise _wrong("its lanes lead nowhere: there is one group", reductions)
+    if not 0 < sum(lane.part for lane in found.lanes) < float("inf"):
+        raise _wrong("the parts of its lanes sum to nothing", reductions)
+    return _in_order(found)
+
+
+def _lane(reduction: Reduction) -> Lane:
+    assert reduction.part is not None
+    adds = tuple(reduction.adds.get(d, 0.0 if reduction.adds else 1.0) for d in reduction.devices)
+    if reduction.part < 0 or min(adds) < 0 or not sum(adds) > 0:
+        raise _wrong(f"the parts of {', '.join(reduction.devices)} are below 0 or all 0", [reduction])
+    return Lane(
+        devices=reduction.devices,
+        part=reduction.part,
+        adds=adds,
+        transport=reduction.transport,
+        compression=reduction.compression,
+    )
+
+
+def _in_order(found: Exchange) -> Exchange:
+    """Every lane in the order of groups, which is the order of addition everywhere."""
+    place = {name: i for i, group in enumerate(found.groups) for name in group}
+    lanes = []
+    for lane in found.lanes:
+        order = sorted(range(len(lane.devices)), key=lambda i: place[lane.devices[i]])
+        lanes.append(
+            Lane(
+                devices=tuple(lane.devices[i] for i in order),
+                part=lane.part,
+                adds=tuple(lane.adds[i] for i in order),
+                transport=lane.transport,
+                compression=lane.compression,
+            )
+        )
+    return Exchange(groups=found.groups, lanes=tuple(lanes), transports=found.transports)
+
+
+def _wrong(what: str, reductions: Sequence[Reduction]) -> PlanMismatchError:
+    told = "; ".join(f"{', '.join(r.devices)}" + (f" part {r.part:g}" if r.part else "") for r in reductions)
+    return PlanMismatchError(
+        f"the plan's reductions cannot be carried out: {what}",
+        numbers=told,
+        remedy="groups without a part that share no device, and lanes with a part and one device of each "
+        "group; or no reductions at all: one sum over all",
+    )

@@ -1,0 +1,136 @@
+"""How long a sum over groups takes: one formula for the cost model and for the paced wire.
+
+piece 0   collect | scatter | gather | spread
+piece 1             collect | scatter | gather | spread        seconds = first piece + (k - 1) · slowest
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from evener.core.exchange import PIECE_BYTES, Exchange, Lane
+from evener.core.figures import Curve
+from evener.core.fleet import Fleet, Link
+
+VALUE_BYTES = 4
+HOST_BYTES_PER_S = 8e9
+"""Memory bandwidth of a device that names none (assumed: one core of a desktop)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """What a compression makes of a float32: bytes on the wire, and bytes of memory touched on the way.
+
+    `there` is to compress and keep the error, `back` to unpack; both from timings on a CPU, see docs/log.md.
+    """
+
+    ratio: float
+    there: float = 0.0
+    back: float = 0.0
+
+
+PLAIN = Packing(ratio=1.0, there=8.0, back=12.0)
+PACKINGS = {
+    "bf16": Packing(ratio=0.5, there=8.0, back=12.0),
+    "fp16": Packing(ratio=0.5, there=16.0, back=16.0),
+    "int8": Packing(ratio=0.254, there=80.0, back=24.0),
+    "int4": Packing(ratio=0.1406, there=100.0, back=40.0),
+    "top1%": Packing(ratio=0.02, there=120.0, back=16.0),
+}
+"""By name of `Lane.compression`: scales and places count in the ratio."""
+
+
+def exchange_seconds(num_bytes: float, exchange: Exchange, fleet: Fleet) -> float:
+    """Seconds to sum `num_bytes` bytes of float32 as `exchange` says.
+
+        k     = ⌈num_bytes / 2 MiB⌉ pieces
+        piece = collect + scatter + gather + spread
+        sum   = piece + (k - 1) · max(scatter, gather, link, inside)
+
+    with link = both rounds' bytes over the busiest port, and inside = collect + spread: these share what they
+    run on. A round between groups lasts as long as its busiest port or its slowest flow, plus packing. Links
+    that are not known cost nothing. Example: 2 hosts of 2 at 12.5 MB/s, 20 MB: 1.6 s and a little.
+    """
+    pieces = max(1, -(-int(num_bytes) // PIECE_BYTES))
+    size = num_bytes / pieces
+    inside = 2 * _inside_s(size, exchange, fleet)
+    rounds = [_round_s(size, exchange, fleet, scatters) for scatters in (True, False)]
+    packs = [_packing_s(size, exchange, fleet, scatters) for scatters in (True, False)]
+    both = [r + p for r, p in zip(rounds, packs, strict=True)]
+    slowest = max(*both, sum(rounds), inside + sum(packs))
+    return inside + sum(both) + (pieces - 1) * slowest
+
+
+def _inside_s(size: float, exchange: Exchange, fleet: Fleet) -> float:
+    """One way inside the slowest group: its owners take the others' values, or send them.
+
+    Members of one host share its memory, so the group's messages follow one another.
+    """
+    slowest = 0.0
+    for group in exchange.groups:
+        spent = 0.0
+        for lane, owner in zip(exchange.lanes, exchange.owners(group[0]), strict=True):
+            for member in group:
+                link = fleet.link(member, owner) if member != owner else None
+                if link is not None and lane.part:
+                    spent += link.curve.seconds(lane.part * size)
+        slowest = max(slowest, spent)
+    return slowest
+
+
+def _round_s(size: float, exchange: Exchange, fleet: Fleet, scatters: bool) -> float:
+    """Seconds in which all lanes have passed one round's bytes on."""
+    ports: dict[tuple, float] = defaultdict(float)
+    curves: dict[tuple, Curve] = {}
+    slowest = 0.0
+    for lane in exchange.lanes:
+        for source, target, num_bytes in _flows(size, lane, scatters):
+            link = fleet.link(source, target)
+            if link is None or not num_bytes:
+                continue
+            slowest = max(slowest, link.curve.seconds(num_bytes))
+            for way, end in (("out", source), ("in", target)):
+                port = (way, *_port(fleet, link, end))
+                ports[port] += num_bytes
+                if port not in curves or link.curve.seconds(1e6) < curves[port].seconds(1e6):
+                    curves[port] = link.curve
+    return max([slowest, *(curves[port].seconds(held) for port, held in ports.items())])
+
+
+def _flows(size: float, lane: Lane, scatters: bool) -> Iterator[tuple[str, str, float]]:
+    """(from, to, bytes) of a lane's round: slices go to who adds them up, sums come back from there."""
+    whole = sum(lane.adds)
+    ratio = PACKINGS[lane.compression].ratio if lane.compression else 1.0
+    for i, source in enumerate(lane.devices):
+        for j, target in enumerate(lane.devices):
+            if i != j:
+                slice_ = lane.adds[j if scatters else i] / whole
+                yield source, target, ratio * lane.part * size * slice_
+
+
+def _port(fleet: Fleet, link: Link, device: str) -> tuple[str, str]:
+    """What a flow leaves or enters by: the bus, the device's own link, or its host's."""
+    host = fleet.device(device).host
+    if link.bus:
+        return link.bus, host
+    return ("", device if device in (link.a, link.b) else host)
+
+
+def _packing_s(size: float, exchange: Exchange, fleet: Fleet, scatters: bool) -> float:
+    """Seconds of the busiest device to write and read one round's messages."""
+    busy: dict[str, float] = defaultdict(float)
+    for lane in exchange.lanes:
+        packing = PACKINGS[lane.compression] if lane.compression else PLAIN
+        whole = sum(lane.adds)
+        for device, adds in zip(lane.devices, lane.adds, strict=True):
+            values = lane.part * size / VALUE_BYTES
+            own, rest = values * adds / whole, values * (1 - adds / whole)
+            others = len(lane.devices) - 1
+            touched = (
+                rest * packing.there + others * own * packing.back
+                if scatters
+                else own * packing.there + rest * packing.back
+            )
+            rate = fleet.device(device).bytes_per_s
+            busy[device] += touched / (rate.value if rate else HOST_BYTES_PER_S)
+    return max(busy.values(), default=0.0)

@@ -1,0 +1,65 @@
+"""8 and 4 bits a value, with one scale for each block and a coin that rounds.
+
+value / scale · 127 + u, rounded down, u drawn from [0, 1): right on average (QSGD, Alistarh et al. 2017)
+"""
+
+import torch
+from torch import Tensor
+
+BLOCK = 256
+
+
+class Blocks:
+    """Whole numbers in ±127 or ±7 and a float32 scale for each block of 256 values (64 with 4 bits).
+
+    A block with a NaN or an infinity comes out as NaN throughout.
+    """
+
+    keeps = True
+
+    def __init__(self, bits: int, seed: int) -> None:
+        self._bits, self._block = bits, BLOCK if bits == 8 else BLOCK // 4
+        self._most = 2 ** (bits - 1) - 1
+        self._generator = torch.Generator().manual_seed(seed)
+        self._draws = torch.empty(0)
+
+    def num_bytes(self, count: int) -> int:
+        blocks = -(-count // self._block)
+        return 4 * blocks + blocks * self._block * self._bits // 8
+
+    def encode(self, values: Tensor, out: Tensor) -> None:
+        rows = self._rows(values)
+        scales, levels = self._parts(out, len(rows))
+        largest = torch.linalg.vector_norm(rows, float("inf"), dim=1)
+        scales.copy_(largest / self._most)
+        scales[~largest.isfinite()] = float("nan")
+        factor = torch.where(largest > 0, self._most / largest, torch.zeros_like(largest)).nan_to_num_(0.0)
+        if self._draws.numel() < rows.numel():
+            self._draws = torch.empty(rows.numel())
+        draws = self._draws[: rows.numel()].view_as(rows).uniform_(generator=self._generator)
+        found = draws.addcmul_(rows, factor[:, None]).floor_().clamp_(-self._most, self._most)
+        if self._bits == 8:
+            levels.view(torch.int8).view_as(rows).copy_(found)
+        else:
+            both = found.nan_to_num_(0.0).add_(self._most).to(torch.uint8).view(-1, 2)
+            torch.bitwise_or(both[:, 0], both[:, 1] << 4, out=levels)
+
+    def decode(self, data: Tensor, out: Tensor) -> None:
+        blocks = -(-out.numel() // self._block)
+        scales, levels = self._parts(data, blocks)
+        if self._bits == 8:
+            found = levels.view(torch.int8).view(blocks, -1) * scales[:, None]
+        else:
+            both = torch.stack((levels & 15, levels >> 4), dim=1).view(blocks, -1)
+            found = (both.float() - self._most) * scales[:, None]
+        out.copy_(found.view(-1)[: out.numel()])
+
+    def _rows(self, values: Tensor) -> Tensor:
+        own = values.float()
+        short = -len(own) % self._block
+        if short:
+            own = torch.nn.functional.pad(own, (0, short))
+        return own.view(-1, self._block)
+
+    def _parts(self, data: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+        return data[: 4 * blocks].view(torch.float32), data[4 * blocks :]

@@ -1,0 +1,152 @@
+"""Sums over groups, asynchronously: pieces of a buffer go through four stages, each a thread of its own.
+
+    collect inside ──► scatter between ──► gather between ──► spread inside
+    piece 3            piece 2              piece 1             piece 0
+
+Every device puts the same pieces in the same order, and a stage does them in that order: no two messages of
+a pair can be taken for one another.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+from evener.core.exchange import Exchange, Span
+from evener.core.seams import Pending
+from evener.errors import EvenerError, PeerLostError
+from evener.runtime.wires.inside import Inside
+from evener.runtime.wires.lane import LaneEnd
+from evener.runtime.wires.lines import Line
+
+STAGES = ("collect", "scatter", "gather", "spread")
+
+
+@dataclass
+class _Piece:
+    """Values on their way; `name` is what they are called in every step."""
+
+    values: Tensor
+    number: int
+    name: tuple
+    exact: bool
+    spans: tuple[Span, ...]
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class GroupedWire:
+    """A `Wire` that carries out `exchange`: all bits of the sum are the same on every device.
+
+    `inside` is this device's group, `ends` its lanes by number. The first error ends every reduction under
+    way and all later ones; nothing that belongs to a group is kept alive then.
+    """
+
+    def __init__(self, exchange: Exchange, inside: Inside, ends: dict[int, LaneEnd]) -> None:
+        self.exchange, self._inside, self._ends = exchange, inside, ends
+        self._lines = [Line(f"sum: {stage}") for stage in STAGES]
+        self._steps = (self._collect, self._scatter, self._gather, self._spread)
+        self._failure = _Failure()
+        self._number = 0
+        self._end = finalize(self, _close, self._lines)
+
+    def all_reduce(self, buffer: Tensor, key: str, *, exact_tail: int = 0) -> Pending:
+        """Start summing `buffer`; see `Wire.all_reduce` in `core/seams.py`."""
+        plain = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+        flat = plain.view(-1)
+        name = key.rpartition(", ")[2]
+        if not self.exchange.compresses:
+            exact_tail = 0
+        loses = self.exchange.compresses and flat.is_floating_point()
+        pieces = self._cut(flat[: len(flat) - exact_tail], name, exact=not loses)
+        pieces += self._cut(flat[len(flat) - exact_tail :], name, exact=True)
+        for piece in pieces:
+            self._put(piece, 0)
+        return _Sum(pieces, self._failure, key)
+
+    def close(self) -> None:
+        """Let the stages end; nothing is to be waited for any more."""
+        self._end()
+
+    def _cut(self, flat: Tensor, name: str, *, exact: bool) -> list[_Piece]:
+        if not len(flat):
+            return []
+        parts = flat.split(list(self.exchange.sizes(len(flat), flat.element_size())))
+        pieces = []
+        for i, values in enumerate(parts):
+            spans = self.exchange.lane_spans(len(values))
+            pieces.append(_Piece(values, self._number, (name, i), exact, spans))
+            self._number += 1
+        return pieces
+
+    def _put(self, piece: _Piece, stage: int) -> None:
+        if stage == len(STAGES):
+            piece.done.set()
+            return
+        self._lines[stage].put(lambda: self._advance(piece, stage))
+
+    def _advance(self, piece: _Piece, stage: int) -> None:
+        if self._failure.error is None:
+            try:
+                self._steps[stage](piece)
+            except EvenerError as e:
+                self._failure.of(type(e), e.what, e.numbers, e.remedy)
+            except Exception as e:
+                first_line = (str(e).splitlines() or [type(e).__name__])[0]
+                self._failure.of(
+                    PeerLostError,
+                    f"a sum over groups failed at '{STAGES[stage]}': another device left or went silent "
+                    f"({first_line})",
+                    "",
+                    "look for the first error of the other devices; the job can be started again",
+                )
+        if self._failure.error is not None:
+            piece.done.set()
+            return
+        self._put(piece, stage + 1)
+
+    def _collect(self, piece: _Piece) -> None:
+        self._inside.collect(piece.values, piece.number, piece.spans)
+
+    def _scatter(self, piece: _Piece) -> None:
+        for number, end in self._ends.items():
+            values = piece.values[slice(*piece.spans[number])]
+            end.scatter(values, piece.number, (*piece.name, number), exact=piece.exact)
+
+    def _gather(self, piece: _Piece) -> None:
+        for number, end in self._ends.items():
+            values = piece.values[slice(*piece.spans[number])]
+            end.gather(values, piece.number, (*piece.name, number), exact=piece.exact)
+
+    def _spread(self, piece: _Piece) -> None:
+        self._inside.spread(piece.values, piece.number, piece.spans)
+
+
+class _Failure:
+    """The first error as its parts: an error that was raised holds the frames that hold the sockets."""
+
+    def __init__(self) -> None:
+        self.error: tuple[type[EvenerError], str, str, str] | None = None
+
+    def of(self, kind: type[EvenerError], what: str, numbers: str, remedy: str) -> None:
+        if self.error is None:
+            self.error = (kind, what, numbers, remedy)
+
+
+class _Sum:
+    def __init__(self, pieces: list[_Piece], failure: _Failure, key: str) -> None:
+        self._pieces, self._failure, self._key = pieces, failure, key
+
+    def wait(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            piece.done.wait()
+        if pieces and self._failure.error is not None:
+            kind, what, numbers, remedy = self._failure.error
+            raise kind(f"{self._key}: {what}", numbers=numbers, remedy=remedy)
+
+
+def _close(lines: list[Line]) -> None:
+    for line in lines:
+        line.close()

@@ -1,0 +1,118 @@
+"""One lane between groups: every member adds up its slice of the lane's values, then tells the others.
+
+    a/0   [ own slice | b's slice ]        scatter: each sends the others their slices, and adds up its own
+    b/0   [ a's slice | own slice ]        gather:  each sends its sum to all others
+
+All bytes over a link once in and once out: 2 (n - 1) / n of the values, as in a ring, in two rounds.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from evener.core.exchange import Lane, adds_spans
+from evener.runtime.compression.codec import Feedback
+from evener.runtime.wires.messages import Messages
+
+
+class LaneEnd:
+    """This device's end of `lane`. What one member added up goes to all as it is, so all have the same bits.
+
+    `feedbacks` compress the two rounds, each with its kept errors, as rounds are of different threads; None
+    sends values as they are.
+    """
+
+    def __init__(
+        self, lane: Lane, there: Messages, back: Messages, feedbacks: tuple[Feedback, Feedback] | None
+    ) -> None:
+        self.lane, self._there, self._back = lane, there, back
+        self._feedbacks = {there: feedbacks[0], back: feedbacks[1]} if feedbacks else {}
+        self._me = lane.devices.index(there.here)
+
+    def scatter(self, values: Tensor, number: int, place: tuple, *, exact: bool) -> None:
+        """Have the sum of this member's slice in its place."""
+        spans = adds_spans(self.lane, len(values))
+        mine = values[slice(*spans[self._me])]
+        others = [i for i in range(len(spans)) if i != self._me]
+        expected = {i: self._there.expect(self.lane.devices[i]) for i in others if len(mine)}
+        sent = []
+        for i in _after(self._me, others):  # not all to the same one first
+            theirs = values[slice(*spans[i])]
+            if len(theirs):
+                sent.append(self._send(self._there, i, theirs, number, (*place, "to", i), exact=exact))
+        if len(mine):
+            own = None if self._me == 0 else mine.clone()
+            for i, device in enumerate(self.lane.devices):
+                if i == self._me:
+                    if i:
+                        mine.add_(own)
+                    continue
+                self._take(self._there, device, expected.pop(i), mine, number, exact=exact, adds=i > 0)
+        while sent:
+            sent.pop().wait()
+
+    def gather(self, values: Tensor, number: int, place: tuple, *, exact: bool) -> None:
+        """Have every member's slice as that member says it."""
+        spans = adds_spans(self.lane, len(values))
+        mine = values[slice(*spans[self._me])]
+        others = [i for i in range(len(spans)) if i != self._me]
+        expected = {i: self._back.expect(self.lane.devices[i]) for i in others if spans[i][1] > spans[i][0]}
+        sent = []
+        if len(mine):
+            sent = self._tell(mine, number, place, _after(self._me, others), exact=exact)
+        for i, work in list(expected.items()):
+            del expected[i]
+            theirs = values[slice(*spans[i])]
+            self._take(self._back, self.lane.devices[i], work, theirs, number, exact=exact, adds=False)
+        while sent:
+            sent.pop().wait()
+
+    def _tell(self, mine: Tensor, number: int, place: tuple, others: Sequence[int], *, exact: bool) -> list:
+        """Send what this member added up; where that loses bits, this member takes what it said as well."""
+        first, *more = others
+        sent = [self._send(self._back, first, mine, number, (*place, "sum"), exact=exact)]
+        size = self._size(self._back, mine, exact=exact)
+        said = self._back.outgoing(self.lane.devices[first], size)
+        for i in more:
+            self._back.outgoing(self.lane.devices[i], size).copy_(said)
+            sent.append(self._back.send(self.lane.devices[i], size, mine, number))
+        feedback = self._lossy(self._back, exact=exact)
+        if feedback:
+            feedback.codec.decode(said, mine)
+        return sent
+
+    def _send(self, by: Messages, to: int, values: Tensor, number: int, place: tuple, *, exact: bool):
+        device, size = self.lane.devices[to], self._size(by, values, exact=exact)
+        out = by.outgoing(device, size)
+        feedback = self._lossy(by, exact=exact)
+        if feedback:
+            feedback.encode(place, values, out)
+        else:
+            out.view(values.dtype).copy_(values)
+        return by.send(device, size, values, number)
+
+    def _take(
+        self, by: Messages, device: str, work, values: Tensor, number: int, *, exact: bool, adds: bool
+    ) -> None:
+        payload = by.receive(device, work, self._size(by, values, exact=exact), values, number)
+        feedback = self._lossy(by, exact=exact)
+        if feedback:
+            came = values.new_empty(len(values)) if adds else values
+            feedback.codec.decode(payload, came)
+        else:
+            came = payload.view(values.dtype)
+        if adds:
+            values.add_(came)
+        elif came is not values:
+            values.copy_(came)
+
+    def _lossy(self, by: Messages, *, exact: bool) -> Feedback | None:
+        return None if exact else self._feedbacks.get(by)
+
+    def _size(self, by: Messages, values: Tensor, *, exact: bool) -> int:
+        feedback = self._lossy(by, exact=exact)
+        return feedback.codec.num_bytes(len(values)) if feedback else values.nbytes
+
+
+def _after(me: int, others: Sequence[int]) -> list[int]:
+    return sorted(others, key=lambda i: i < me)

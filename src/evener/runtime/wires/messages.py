@@ -1,0 +1,87 @@
+"""Messages between the members of a process group: each says what it is before what it brings.
+
+    [ magic | number | values | dtype | bytes | 0 0 0 ]  payload …
+
+A receiver always offers room for the largest message: Gloo ends the process when a message is larger than
+the room for it, and takes smaller ones. So devices that disagree in size or dtype learn it from the header.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from evener.core.exchange import PIECE_BYTES
+from evener.errors import ReductionMismatchError
+
+HEADER_BYTES = 64
+ROOM_BYTES = HEADER_BYTES + PIECE_BYTES + 4096
+_MAGIC = 0x65766E72
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
+
+
+class Outgoing:
+    """A message under way: `wait` before its buffer is used again."""
+
+    def __init__(self, work: Any, buffer: Tensor) -> None:
+        self._work, self._buffer = work, buffer
+
+    def wait(self) -> None:
+        work, self._work = self._work, None
+        work.wait()
+
+
+class Messages:
+    """Sends and receives among `devices`, the members of `group` in order; one tag, so one order a pair."""
+
+    def __init__(self, group: dist.ProcessGroup, devices: Sequence[str], here: str, tag: int) -> None:
+        self._group, self._devices, self.here, self._tag = group, tuple(devices), here, tag
+        self._rooms: dict[str, Tensor] = {}
+        self._outs: dict[tuple[str, int], Tensor] = {}
+
+    def outgoing(self, to: str, num_bytes: int, slot: int = 0) -> Tensor:
+        """Where the payload of the next message to `to` is to be written; bytes.
+
+        Messages under way at once need slots of their own.
+        """
+        if (to, slot) not in self._outs:
+            self._outs[to, slot] = _room()
+        return self._outs[to, slot][HEADER_BYTES : HEADER_BYTES + num_bytes]
+
+    def send(self, to: str, num_bytes: int, values: Tensor, number: int, slot: int = 0) -> Outgoing:
+        """Send what was written to `outgoing(to, num_bytes, slot)`; `values` are those it stands for."""
+        room = self._outs[to, slot]
+        head = [_MAGIC, number, values.numel(), DTYPES.index(values.dtype), num_bytes, 0, 0, 0]
+        room[:HEADER_BYTES].view(torch.int64).copy_(torch.tensor(head))
+        message = room[: HEADER_BYTES + num_bytes]
+        work = self._group.send([message], self._devices.index(to), self._tag)
+        return Outgoing(work, message)
+
+    def expect(self, source: str) -> Any:
+        """Room for the next message of `source`; waited for in `receive`."""
+        if source not in self._rooms:
+            self._rooms[source] = _room()
+        room = self._rooms[source]
+        return self._group.recv([room], self._devices.index(source), self._tag)
+
+    def receive(self, source: str, work: Any, num_bytes: int, values: Tensor, number: int) -> Tensor:
+        """The payload of the message that `work` expects, which must stand for values like `values`."""
+        work.wait()
+        room = self._rooms[source]
+        magic, told, count, dtype, size, *_ = room[:HEADER_BYTES].view(torch.int64).tolist()
+        wanted = (_MAGIC, number, values.numel(), DTYPES.index(values.dtype), num_bytes)
+        if (magic, told, count, dtype, size) != wanted:
+            theirs = str(DTYPES[dtype]) if 0 <= dtype < len(DTYPES) else "an unknown dtype"
+            raise ReductionMismatchError(
+                f"{self.here} and {source} do not sum the same thing",
+                numbers=f"piece {number} of {values.numel()} {values.dtype} in {num_bytes} bytes here, "
+                f"piece {told} of {count} {theirs} in {size} bytes there",
+                remedy="the same model, dtype, plan and version of evener on all devices",
+            )
+        return room[HEADER_BYTES : HEADER_BYTES + num_bytes]
+
+
+def _room() -> Tensor:
+    return torch.empty(ROOM_BYTES, dtype=torch.uint8)
