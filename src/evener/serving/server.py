@@ -13,6 +13,7 @@ from evener.errors import EnvironmentBrokenError, UsageError
 from evener.serving.access import Access, token_for
 from evener.serving.app import live_app
 from evener.serving.feed import Feed
+from evener.serving.follow import stand_back
 
 START_S = 10.0
 GOODBYE_S = 3.0
@@ -61,9 +62,11 @@ class LiveServer:
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, name="evener live view", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="evener live view", daemon=True)
+
+    def _run(self) -> None:
+        stand_back()
+        self._server.run(sockets=[self._socket])
 
     def __enter__(self) -> "LiveServer":
         self._thread.start()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from evener.core.records import StepRecord
 from evener.errors import EnvironmentBrokenError, FileError, UsageError
-from evener.serving.follow import Follower
+from evener.serving.follow import Follower, stand_back
 
 LOOK_S = 2.0
 
@@ -123,6 +123,7 @@ class Relay:
                 stack.callback(writer.close)
 
     def _run(self) -> None:
+        stand_back()
         while not self._end.wait(self._look_s):
             self.pass_on()
         while self.pass_on():
