@@ -10,7 +10,7 @@ import typer
 
 from evener.cli.options import AsJson
 
-_REACH_S = 8.0
+_REACH_S = 5.0
 """So long a process tries to reach the meeting place before it names it."""
 
 
