@@ -93,6 +93,7 @@ def run(fleet: Fleet, steps: int, **wishes: Any) -> tuple[float, Any, Profile | 
                 steps=steps,
                 evaluate=False,
                 adapt=False,
+                elastic=False,
                 quiet=True,
                 **wishes,
             )
