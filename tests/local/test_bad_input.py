@@ -60,7 +60,15 @@ def plan_for(devices: tuple[str, ...] = DEVICES, samples: tuple[int, ...] = (6, 
     )
 
 
-def request_for(folder: Path, *, plan: Plan | None = None, steps: int = 3, workers: int = 0, **code: str):
+def request_for(
+    folder: Path,
+    *,
+    plan: Plan | None = None,
+    steps: int = 3,
+    workers: int = 0,
+    elastic: bool = True,
+    **code: str,
+):
     parts = dict.fromkeys(("in_data", "in_forward", "in_loss", "in_recipe"), "pass") | code
     script = folder / "job.py"
     script.write_text(SCRIPT.format(workers=workers, **parts), encoding="utf-8")
@@ -70,6 +78,7 @@ def request_for(folder: Path, *, plan: Plan | None = None, steps: int = 3, worke
         run_dir=str(folder),
         plan=plan or plan_for(),
         steps=steps,
+        elastic=elastic,
         quiet=True,
     )
 
@@ -155,7 +164,7 @@ def test_a_killed_process_is_named(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=kill)
     thread.start()
-    error = error_of(request_for(tmp_path, steps=2000, in_forward=slow))
+    error = error_of(request_for(tmp_path, steps=2000, in_forward=slow, elastic=False))
     thread.join()
     assert isinstance(error, errors.PeerLostError)
     assert "lab/b" in str(error) and "SIGKILL" in str(error)

@@ -66,7 +66,9 @@ def plan_of(*layers: str) -> Plan:
 THREE = plan_of("first", "middle", "last")
 
 
-def request_for(folder: Path, plan: Plan = THREE, steps: int = 3, **code: str) -> Request:
+def request_for(
+    folder: Path, plan: Plan = THREE, steps: int = 3, *, elastic: bool = True, **code: str
+) -> Request:
     parts = dict.fromkeys(("in_data", "in_middle", "in_forward"), "pass") | code
     script = folder / "job.py"
     text = SCRIPT
@@ -79,6 +81,7 @@ def request_for(folder: Path, plan: Plan = THREE, steps: int = 3, **code: str) -
         run_dir=str(folder),
         plan=plan,
         steps=steps,
+        elastic=elastic,
         quiet=True,
     )
 
@@ -130,7 +133,7 @@ def test_a_process_killed_in_the_middle_of_a_step_is_named(tmp_path: Path, stage
         slow = slow.replace("len(x) == 2", "i > 3")  # the first three are read for the cut
     thread = threading.Thread(target=kill)
     thread.start()
-    error = error_of(request_for(tmp_path, steps=2000, **{where: slow}))
+    error = error_of(request_for(tmp_path, steps=2000, elastic=False, **{where: slow}))
     thread.join()
     assert isinstance(error, errors.PeerLostError)
     assert DEVICES[stage] in error.what and "SIGKILL" in error.what

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Mapping
 from ipaddress import ip_address
 
+import psutil
+
 from evener.errors import EnvironmentBrokenError
 
 _ELSEWHERE = "192.0.2.1"  # set aside for documentation (RFC 5737): nothing is sent there
@@ -29,6 +31,20 @@ def address_here(environment: Mapping[str, str]) -> str:
     if ip_address(found).is_loopback and not _says_loopback(master):
         found = _way_to(_ELSEWHERE)
     return found
+
+
+def gloo_interface(environment: Mapping[str, str]) -> str | None:
+    """The interface with this host's address for the job; None where Gloo's own choice or the user's does.
+
+    Without one Gloo looks up the host's name, which is often a loopback address that no other host reaches.
+    """
+    if "GLOO_SOCKET_IFNAME" in environment or _says_loopback(environment.get("MASTER_ADDR", "localhost")):
+        return None
+    here = address_here(environment)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.family == socket.AF_INET and a.address == here for a in addresses):
+            return name
+    return None
 
 
 def _address_of(interface: str) -> str:

@@ -18,7 +18,8 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from evener.core.files import decode, encode
-from evener.errors import EvenerError, PeerLostError
+from evener.errors import EvenerError, PeerLostError, RefusedError
+from evener.session.address import gloo_interface
 from evener.session.conclude import Outcome
 from evener.session.lookout import Lookout
 from evener.session.meeting import FINISHED, OUTCOME, open_meeting, read_failure
@@ -87,6 +88,9 @@ def launch_for(request: Request, kind: type[T]) -> T:
 def _child(request_json: bytes, environment: dict[str, str], lifeline: Connection) -> None:
     """The main function of a device's process."""
     os.environ.update(environment)
+    interface = gloo_interface(os.environ)
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends us
     mp.set_start_method(None, force=True)  # data loader workers start as they do in any script
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
@@ -111,6 +115,8 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
         else:
             guarded_work(request, meeting)
     except EvenerError as e:
+        if isinstance(e, PeerLostError | RefusedError):  # the others go on, so nobody else tells
+            _say(f"{mp.current_process().name} ends: {e.what}")
         os._exit(e.exit_code)  # told to the store; loader workers and Gloo threads need no goodbye
 
 

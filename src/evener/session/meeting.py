@@ -16,7 +16,7 @@ import torch.distributed as dist
 from evener.core.figures import Value
 from evener.core.files import decode, encode
 from evener.errors import EnvironmentBrokenError, EvenerError, PeerLostError
-from evener.session.members.sockets import GroupSockets
+from evener.session.members.sockets import GroupSockets, shut_sockets
 
 T = TypeVar("T")
 OUTCOME, FINISHED = "outcome", "finished"  # what the leading process puts at the end
@@ -70,6 +70,11 @@ class Meeting:
         other.store = self.store.clone()  # type: ignore[attr-defined]
         other._entrance = self._entrance.clone()  # type: ignore[attr-defined]
         return other
+
+    def cut_off(self) -> None:
+        """End all connections to the store: nothing comes over them, and a call would wait for minutes."""
+        port = getattr(_ground(self._entrance), "port", None)
+        shut_sockets(lambda connection: connection.raddr.port == port)
 
     def put(self, key: str, value: object) -> None:
         self.store.set(key, encode(value))  # type: ignore[arg-type]  # bytes are taken
@@ -137,16 +142,26 @@ class Meeting:
                 timeout=GROUP_TIMEOUT,
             )
 
-    def new_group(self, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """The group of some processes of the group that was joined; made by all of them together."""
+    def new_group(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup:
+        """The group of some processes of the group that was joined; made by all of them together.
+
+        Of the backend of that group where none is named.
+        """
         with self.sockets.opening():
-            return dist.new_group(list(ranks))
+            return dist.new_group(list(ranks), backend=backend)
 
     def leave_group(self) -> None:
         """Leave the group and all that were made in it."""
         if dist.is_initialized():
             dist.destroy_process_group()
         self.sockets.forget()
+
+
+def _ground(store: dist.Store) -> dist.Store:
+    """The store below all prefixes."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
 
 
 def read_failure(store: dist.Store) -> Failure | None:

@@ -1,11 +1,13 @@
 """`evener train --join`: one device of this host takes part in a job that runs already."""
 
+import os
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from evener.core.fleet import Fleet
 from evener.errors import UsageError
+from evener.session.address import gloo_interface
 from evener.session.conclude import Outcome
 from evener.session.members.door import address_of, knock, read_token
 from evener.session.members.joiner import free_name, meeting_at, script_here
@@ -49,6 +51,10 @@ def visit(
     taken = [d.name for d in asked.fleet.devices]
     (device,) = fleet.devices
     device = device if rehearse else replace(device, name=free_name(device.name, taken))
+    os.environ["MASTER_ADDR"] = welcome.store_host
+    interface = gloo_interface(os.environ)
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
     meeting = meeting_at(welcome.store_host, welcome.store_port)
     leave_on_sigterm(meeting, device.name)
     return join(request, meeting, Later(device=device, from_step=0, links=fleet.links))

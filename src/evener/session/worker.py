@@ -81,7 +81,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     look_over(request, meeting)
     site = site_of(request, meeting.rank)
     recipe = prepared(recipe or load_recipe(request.script, request.seed), request)
-    pulse = Pulse(meeting.connect(), site.device.name) if survives(request) else None
+    pulse = Pulse(meeting.connect(), site.device.name, cut_off=meeting.cut_off) if survives(request) else None
     if pulse:
         others = [d.name for d in request.fleet.devices if d.name != site.device.name]
         pulse.start()
@@ -110,13 +110,13 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
     device = later.device
     site = open_site(device, rehearse=request.rehearse, fleet=request.fleet)
     recipe = prepared(load_recipe(request.script, request.seed), request)
-    pulse = Pulse(meeting.connect(), device.name)
+    pulse = Pulse(meeting.connect(), device.name, cut_off=meeting.cut_off)
     pulse.start()
     meeting.alarm = lambda: pulse.alarm
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse, has_begun=True)
     try:
         own_profile(member)
-        turn, number = enter(member, device, later.from_step, later.links)
+        number, turn = enter(member, device, later.from_step, later.links)
         with telling(meeting, device.name):
             return _live(member, turn, number)[0]
     finally:
@@ -157,7 +157,7 @@ def _live(member: Member, turn: Turn, number: int) -> tuple[Outcome | None, Gene
                     f"{failures} generations in a row ended before their first step", numbers=why
                 )
             try:
-                turn, number = _next(member, generation, why)
+                number, turn = _next(member, generation, why)
             except _Finished:
                 return None, generation
             for record in member.records:
@@ -165,11 +165,11 @@ def _live(member: Member, turn: Turn, number: int) -> tuple[Outcome | None, Gene
             member.records.clear()
 
 
-def _next(member: Member, generation: Generation, why: str) -> tuple[Turn, int]:
-    """The next turn, and its generation. A device that was taken for lost wishes to join again."""
-    turn = next_turn(member, generation, why)
-    if turn is not None:
-        return turn, generation.number + 1
+def _next(member: Member, generation: Generation, why: str) -> tuple[int, Turn]:
+    """The next generation's number and turn. A device that was taken for lost wishes to join again."""
+    found = next_turn(member, generation, why)
+    if found is not None:
+        return found
     assert member.pulse is not None
     member.pulse.watch(0, (), lambda reason: None)
     member.belongings = Belongings()
@@ -225,9 +225,7 @@ def _everyone_has_all(generation: Generation, recipe: Recipe) -> bool:
     plan, used = generation.turn.plan, generation.used
     alone = len(used) == len(generation.turn.stays) == 1
     shared_tables = len(used) > 1 and bool(table_names(recipe))
-    return alone or (
-        len(used) == len(generation.turn.stays) and plan.is_data_parallel and not shared_tables
-    )
+    return alone or (len(used) == len(generation.turn.stays) and plan.is_data_parallel and not shared_tables)
 
 
 def _hand_on(member: Member, generation: Generation) -> None:

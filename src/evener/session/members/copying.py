@@ -22,8 +22,9 @@ class Copying:
 
     def at_boundary(self, number: int) -> None:
         """Copies of the state before step `number`, if it is one of those, here and at the neighbour."""
-        due = number == self._first or number % self._every == 0
-        if not self._route or not due or number == self._last:
+        if not self._route or number == self._last:
+            return
+        if number != self._first and number % self._every:
             return
         self._last = number
         channel = self._steps.layout.holding.channel

@@ -53,7 +53,16 @@ def form(member: Member, generation: Generation) -> None:
                 spread_state(member.recipe.model)
         sizes = step_sizes(len(member.recipe.dataset), turn.plan.global_batch)
         made = agreed_schedules(turn.plan, sizes, turn.fleet, member.profile, room)
-        layout = lay_out(member.recipe, turn.plan, ranks, site, turn.fleet, room, rehearse=request.rehearse)
+        layout = lay_out(
+            member.recipe,
+            turn.plan,
+            ranks,
+            site,
+            turn.fleet,
+            room,
+            rehearse=request.rehearse,
+            seed=request.seed,
+        )
         steps = Steps(member.recipe, turn.plan, ranks, site, layout, request.seed, made)
         steps.decisions = member.decisions
         if request.profile_step is not None:

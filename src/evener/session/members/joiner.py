@@ -51,8 +51,8 @@ def own_profile(member: Member) -> None:
 
 def enter(
     member: Member, device: Device, from_step: int = 0, links: tuple[Link, ...] = ()
-) -> tuple[Turn, int]:
-    """Wish to join until it is granted; (the turn that this device is in, its generation's number).
+) -> tuple[int, Turn]:
+    """Wish to join until it is granted; (the number of the generation that this device is in, its turn).
 
     RefusedError with the job's reason; the same when the run has ended meanwhile.
     """
@@ -76,9 +76,9 @@ def enter(
         planned = room.get("planned", Planned)
         outside = Turn(fleet=planned.fleet, plan=planned.plan, members=planned.members)
         before = Generation(number=answer.generation - 1, room=room, turn=outside)
-        turn = next_turn(member, before, f"{device.name} joins")
-        if turn is not None:
-            return turn, answer.generation
+        found = next_turn(member, before, f"{device.name} joins")
+        if found is not None:
+            return found
     raise RefusedError(
         f"the job changed {counted(TRIES, 'time')} while this device joined", remedy="try again"
     )

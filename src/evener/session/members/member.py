@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from evener.core.faults import Fault
-from evener.core.membership import Standing, Turn
+from evener.core.membership import Ballot, Standing, Turn
 from evener.core.profile import Profile
 from evener.core.records import StepRecord
 from evener.core.seams import Channel
@@ -34,6 +34,7 @@ class Belongings:
     step: int = 0
     samples_seen: int = 0
     copies: Copies = field(default_factory=Copies)
+    ballot: Ballot | None = None  # of the newest step that was concluded, in whichever generation
 
     def state_of(self, name: str) -> State:
         """What goes to another device that is to hold `name`."""
@@ -124,12 +125,13 @@ class Generation:
             own.step, own.samples_seen = steps.number, steps.samples_seen
             own.live = {n: kept for n, kept in own.live.items() if n in self.held}
         executor = steps.executor if steps else None
+        own.ballot = (executor and executor.ballot) or own.ballot
         return Standing(
             device=member.here,
             step=own.step,
             samples_seen=own.samples_seen,
             holds=tuple(own.live),
-            ballot=executor.ballot if executor else None,
+            ballot=own.ballot,
             is_summed=executor is not None and executor.awaits_ballot == own.step,
             stood_by=steps is None,
             snapshots=own.copies.snapshots,

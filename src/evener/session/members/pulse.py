@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 EVERY_S = 0.1
 SILENT_S = 0.9  # a device that computes still counts: this is for one that is stopped, gone or cut off
+STUCK_S = 3.0  # of one look at the job's store
 GONE = "gone"
 
 
@@ -33,9 +34,15 @@ class Pulse:
     a connection that nobody else uses.
     """
 
-    def __init__(self, store: dist.Store, here: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store, self.here, self._clock = store, here, clock
-        self._count = 0
+    def __init__(
+        self,
+        store: dist.Store,
+        here: str,
+        clock: Callable[[], float] = time.monotonic,
+        cut_off: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._store, self.here, self._clock, self._cut_off = store, here, clock, cut_off
+        self._count = self._num_looks = 0
         self._watched: tuple[str, ...] = ()
         self._generation = 0
         self._heard: dict[str, tuple[bytes, float]] = {}
@@ -52,6 +59,7 @@ class Pulse:
         """Look ten times a second from now on."""
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._guard, name="pulse guard", daemon=True).start()
 
     def stop(self) -> None:
         """Count no more: the others will take this device for gone."""
@@ -67,8 +75,9 @@ class Pulse:
         with self._lock:
             now = self._clock()
             self._generation, self._watched, self._wake = generation, tuple(others), wake
-            self._heard = dict.fromkeys(others, (b"", now))
-            self._lost = {d: why for d, why in self._lost.items() if why == GONE}
+            # Who was silent in the generation before has been so since then.
+            self._heard = {device: self._heard.get(device, (b"", now)) for device in others}
+            self._lost = {d: why for d, why in self._lost.items() if d in others}
             self.alarm = None
 
     def ignore(self, devices: Collection[str]) -> None:
@@ -80,6 +89,11 @@ class Pulse:
     def lost(self) -> dict[str, str]:
         """Devices that are gone or silent, and how that was noticed."""
         return dict(self._lost)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the job's store, and so the job, is out of reach."""
+        return self._clock() - self._reached_s >= SILENT_S
 
     def wait_for_alarm(self, seconds: float) -> bool:
         """Whether there is an alarm, or comes one within `seconds`."""
@@ -133,6 +147,20 @@ class Pulse:
     def _run(self) -> None:
         while not self._over.wait(EVERY_S):
             self.look()
+            self._num_looks += 1
+
+    def _guard(self) -> None:
+        """A look that hangs is one at a store that no packet reaches: its connections are ended.
+
+        Counted in own turns, not by the clock: a process that was stopped has not looked for long either.
+        """
+        turns, seen = 0, -1
+        while not self._over.wait(EVERY_S):
+            turns = turns + 1 if self._num_looks == seen else 0
+            seen = self._num_looks
+            if turns * EVERY_S > STUCK_S:
+                self._cut_off()
+                turns = 0
 
 
 def _first_line(error: BaseException) -> str:

@@ -46,8 +46,11 @@ def call_roll(
             # Should two believe that they are first, the store takes the first answer.
             room.store.compare_set("members", "", _spelt(present))
             break
-        if _is_cut_off(pulse):
-            raise PeerLostError(pulse.alarm or "", remedy="look at the network and at the job's first host")
+        if pulse.is_cut_off:
+            raise PeerLostError(
+                f"{standing.device} does not reach the job's store",
+                remedy="look at the network and at the job's first host",
+            )
         time.sleep(POLL_S)
     members = room.get("members", Members).devices
     if standing.device not in members:
@@ -61,10 +64,6 @@ def _present(room: Meeting, expected: Sequence[str], lost: Mapping[str, str]) ->
     if all(room.has(f"standing/{device}") for device in living):
         return tuple(living)
     return None
-
-
-def _is_cut_off(pulse: Pulse) -> bool:
-    return pulse.alarm is not None and "store was not reached" in pulse.alarm
 
 
 def _spelt(devices: Sequence[str]) -> str:

@@ -8,12 +8,14 @@ from evener.core.fleet import Fleet
 from evener.core.membership import Standing, Turn
 from evener.core.plan import Plan
 from evener.core.profile import Profile
-from evener.errors import StateLostError
+from evener.errors import PeerLostError, StateLostError
 from evener.policy.settle import settle
 from evener.session.members.form import room_of
 from evener.session.members.member import Generation, Member
 from evener.session.members.plans import next_plan
-from evener.session.members.roll import begin, call_roll
+from evener.session.members.roll import Members, begin, call_roll
+
+MOST_ROLLS = 8
 
 
 class Planned(Value, frozen=True, kw_only=True):
@@ -34,36 +36,66 @@ def tear_down(generation: Generation) -> None:
     generation.room.leave_group()
 
 
-def next_turn(member: Member, before: Generation, why: str) -> Turn | None:
+def next_turn(member: Member, before: Generation, why: str) -> tuple[int, Turn] | None:
     """Agree with the others on how the job goes on after `before`, which ended because of `why`.
 
-    None where they went on without this device: they took it for lost.
+    (number of the next generation, its turn); None where the others went on without this device: they took it
+    for lost. Should a device be lost meanwhile, the roll is called again, for the generation after.
     """
-    assert member.pulse is not None
     noticed_s = time.monotonic()
-    number = before.number + 1
+    number, expected = before.number, before.turn.stays
     standing = before.standing(member)
+    while True:
+        number += 1
+        room = member.meeting.within(room_of(number))
+        try:
+            turn = _called(member, before, number, expected, standing, why)
+        except RuntimeError as e:  # torch's, of the store
+            raise PeerLostError(
+                f"{member.here} does not reach the job's store", numbers=str(e).partition("\n")[0]
+            ) from e
+        except PeerLostError as e:
+            why = e.what
+            if number - before.number == MOST_ROLLS or member.pulse is None or member.pulse.is_cut_off:
+                raise
+            expected = room.get("members", Members).devices if room.has("members") else expected
+            continue
+        if turn is None:
+            return None
+        _settle(member, before, standing, turn)
+        took_s = time.monotonic() - noticed_s
+        member.decisions.append(
+            f"generation {number}, before step {turn.step}: {'; '.join(turn.reasons)} "
+            f"(agreed within {1000 * took_s:.0f} ms)"
+        )
+        return number, turn
+
+
+def _called(
+    member: Member,
+    before: Generation,
+    number: int,
+    expected: tuple[str, ...],
+    standing: Standing,
+    why: str,
+) -> Turn | None:
+    """One roll call and what the first of the roll says; None where this device is not on the roll."""
+    room, pulse = member.meeting.within(room_of(number)), member.pulse
+    assert pulse is not None
     begin(member.meeting, number, member.here)
-    room = member.meeting.within(room_of(number))
     planned = room.get("planned", Planned) if room.has("planned") else None
-    joiners = [m for m in planned.members if m not in before.turn.stays] if planned else []
-    expected = (*before.turn.stays, *joiners)
+    if planned is not None:
+        expected = (*expected, *(m for m in planned.members if m not in before.turn.members))
     # Nobody needs waking: from here on this thread waits for keys of the store alone, and looks up.
-    member.pulse.watch(number, [d for d in expected if d != member.here], lambda reason: None)
-    standings = call_roll(room, member.pulse, expected, standing)
+    pulse.watch(number, [d for d in expected if d != member.here], lambda reason: None)
+    standings = call_roll(room, pulse, expected, standing)
     if standings is None:
         return None
-    rolled_s = time.monotonic()
+    lost = pulse.lost
+    pulse.watch(number, [s.device for s in standings if s.device != member.here], lambda reason: None)
     if standings[0].device == member.here:
-        room.put("turn", _turn(member, before, standings, planned, member.pulse.lost, why))
-    turn = room.get("turn", Turn)
-    _settle(member, before, standing, turn)
-    roll_s, plan_s = rolled_s - noticed_s, time.monotonic() - rolled_s
-    member.decisions.append(
-        f"generation {number}, before step {turn.step}: {'; '.join(turn.reasons)} "
-        f"(roll call {1000 * roll_s:.0f} ms, plan {1000 * plan_s:.0f} ms)"
-    )
-    return turn
+        room.put("turn", _turn(member, before, standings, planned, lost, why))
+    return room.get("turn", Turn)
 
 
 def _turn(
@@ -122,7 +154,7 @@ def _settle(member: Member, before: Generation, standing: Standing, turn: Turn) 
     if steps is not None:
         if turn.ballot is not None and standing.is_summed and standing.step == turn.ballot.step:
             steps.complete(turn.ballot)
-            own.step, own.samples_seen = steps.number, steps.samples_seen
+            own.step, own.samples_seen, own.ballot = steps.number, steps.samples_seen, turn.ballot
         record = steps.abandon()
         if record is not None and record.step < turn.step:
             member.records.append(record)

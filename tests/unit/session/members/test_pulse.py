@@ -56,6 +56,19 @@ def test_a_silent_device_wakes_who_waits_once_and_within_a_second():
     assert not a.lost
 
 
+def test_silence_is_not_forgotten_with_the_generation():
+    """Story: each roll call waited for the silent device anew, so losing it took twice as long."""
+    a, b, clock, woken = pair()
+    b.look()
+    a.look()
+    clock.now += 0.6
+    a.look()
+    a.watch(2, ["b"], woken.append)
+    clock.now += 0.4
+    a.look()
+    assert woken == ["b was silent for 1.0 s"]
+
+
 def test_a_process_that_was_seen_to_end_is_lost_at_once():
     a, _, clock, woken = pair()
     a._store.set(pulse_key("b"), GONE)
