@@ -23,6 +23,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common import Bar, finish, parser, say
 from benchmarks.recommender import recommender
+from benchmarks.table_memory import memory
 from evener.runtime.tables.layer import place_table
 from evener.runtime.tables.optimizers import TableAdagrad, TableAdam, TableOptimizer, TableSGD
 from evener.runtime.tables.sums import TableSums
@@ -198,12 +199,12 @@ def torchrec(args: argparse.Namespace) -> tuple[dict[str, Any], list[Bar]]:
     return figures, bars
 
 
-PARTS = {"speed": speed, "torchrec": torchrec, "recommender": recommender}
+PARTS = {"speed": speed, "torchrec": torchrec, "recommender": recommender, "memory": memory}
 
 
 def main() -> int:
     p = parser("What tables outside of the devices cost")
-    p.add_argument("--only", default="speed,recommender", help=f"parts, of {', '.join(PARTS)}")
+    p.add_argument("--only", default="speed,recommender,memory", help=f"parts, of {', '.join(PARTS)}")
     p.add_argument("--epochs", type=float, default=3.0, help="recommender: epochs of each run")
     p.add_argument("--rows", type=int, default=0, help="recommender: rows of the synthetic table")
     args = p.parse_args()

@@ -1,4 +1,4 @@
-"""Placed tables under whole runs: data parallel, in pipelines and hybrids, in a file, or never in one piece."""
+"""Placed tables under whole runs: data parallel, pipelines and hybrids, in a file, never in one piece."""
 
 from pathlib import Path
 from typing import Any
