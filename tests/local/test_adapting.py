@@ -1,6 +1,8 @@
 """Disturbed rehearsals: shares move, steps are taken again, and the parameters stay those of one device."""
 
+import json
 from pathlib import Path
+from statistics import median
 
 import pytest
 from safetensors.torch import load_file
@@ -108,3 +110,12 @@ def test_a_device_that_hardly_moves_is_left_out_by_a_generation_of_its_own(
     assert "samples move" in told and "layers move" in told and "generation 2" in told
     assert outcome.plan.devices == ("lab/0", "lab/1")
     assert outcome.plan.prediction.factors["lab/2"] == pytest.approx(40, rel=0.1)
+
+
+def test_the_report_is_of_the_steps_under_the_last_plan(tmp_path: Path) -> None:
+    outcome = run(tmp_path / "run", fleet(0.4, 0.2, 0.1), faults="slow lab/0 x3 at step 6")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    step_s = [json.loads(line)["step_s"] for line in lines]
+    assert outcome.report.step_s == pytest.approx(median(step_s[11:]), rel=0.1), "steps 8 to 10 are warm-up"
+    assert outcome.report.step_s > 1.3 * median(step_s[2:5])
+    assert outcome.report.loss_first == json.loads(lines[0])["loss"]

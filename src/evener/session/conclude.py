@@ -71,6 +71,7 @@ class Journal:
         self._metrics: MetricsWriter | None = None
         self._live: LiveView | None = None
         self._told = 0
+        self.since = 0  # the report is of the steps from here on: those under the last plan
         self.peak_bytes: dict[str, Figure] = {}
         self.heldout_first: Heldout | None = None
         self.heldout_last: Heldout | None = None
@@ -176,11 +177,19 @@ class Journal:
         cut = not plan.is_data_parallel
         if plan.prediction is None or not any(solo.values()) or (cut and not plan.prediction.useful_samples):
             return None
-        typical = typical_step(self._records, global_batch=plan.global_batch, warmup_steps=WARMUP_STEPS)
+        typical = typical_step(self._newest(plan), global_batch=plan.global_batch, warmup_steps=WARMUP_STEPS)
+        losses = [r.loss for r in self._records if r.loss is not None]
+        typical = msgspec.structs.replace(typical, loss_first=losses[0] if losses else None)
         evaluation = None
         if self.heldout_last is not None:
             evaluation = Evaluation(heldout_loss=self.heldout_last.loss, references=self.recipe.figures)
         return account(typical, plan, solo, evaluation=evaluation)
+
+    def _newest(self, plan: Plan) -> list[StepRecord]:
+        """The steps under the last plan; all of them where none of those is whole."""
+        newest = [r for r in self._records if r.step >= self.since]
+        whole = any(r.samples == plan.global_batch and not r.skipped for r in newest)
+        return newest if whole else self._records
 
     def _text(self, outcome: Outcome) -> str:
         lines = [*outcome.decisions]

@@ -79,6 +79,7 @@ class Steps:
         self._open_plan()
         self.executor = Executor(layout.holding, self.optimizer, recipe.problem, ranks, site.driver, settings)
         self.samples_seen = self.number = self.called = 0
+        self.since = 0  # the first step under the plan in force
         self._unrecorded: StepResult | None = None
         self.notice: Callable[[], int] = lambda: 0
         self.at_boundary: Callable[[int], None] = lambda number: None
@@ -179,7 +180,7 @@ class Steps:
             )
         self.scopes.hand_out()
         self._timetable = self._timetable.after_shrinking()
-        self.plan = plan
+        self.plan, self.since = plan, self.number
         self._open_plan()
         if self._feed:
             self._feed.close()  # what was read ahead belongs to the shares before

@@ -92,6 +92,7 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
     if member.request.profile_step is not None:
         folder = Path(member.request.run_dir)
         steps.decisions += [write_profiled(room, ranks.devices, member.request.profile_step, folder)]
+    journal.since = max(steps.since, generation.turn.step)
     journal.peak_bytes = {d: room.get(f"peak/{d}", Figure) for d in ranks.devices}
     return journal.conclude(steps.plan, spans, steps.decisions, lateness, sums)
 
