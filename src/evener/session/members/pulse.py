@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 EVERY_S = 0.1
 SILENT_S = 0.9  # a device that computes still counts: this is for one that is stopped, gone or cut off
+UNBORN_S = 120.0  # for a process that has not said anything yet: it loads torch, on a busy machine for long
 STUCK_S = 3.0  # of one look at the job's store
 GONE = "gone"
 
@@ -139,7 +140,7 @@ class Pulse:
             self._heard[device] = (count, now)
             self._lost.pop(device, None)
             return None
-        if now - since < SILENT_S:
+        if now - since < (SILENT_S if count else UNBORN_S):
             return None
         self._lost[device] = f"silent for {now - since:.1f} s"
         return f"{device} was {self._lost[device]}"

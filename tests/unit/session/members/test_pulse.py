@@ -56,6 +56,23 @@ def test_a_silent_device_wakes_who_waits_once_and_within_a_second():
     assert not a.lost
 
 
+def test_a_device_that_has_not_started_yet_is_waited_for():
+    """Story: the first process took the others for lost while they were still loading torch."""
+    store, clock, woken = dist.HashStore(), Clock(), []
+    a = Pulse(store, "a", clock)
+    a.watch(1, ["b"], woken.append)
+    clock.now += 30
+    a.look()
+    assert not woken
+    b = Pulse(store, "b", clock)
+    a.look()
+    b.look()
+    a.look()
+    clock.now += 1
+    a.look()
+    assert len(woken) == 1
+
+
 def test_silence_is_not_forgotten_with_the_generation():
     """Story: each roll call waited for the silent device anew, so losing it took twice as long."""
     a, b, clock, woken = pair()
