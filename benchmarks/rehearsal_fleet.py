@@ -2,7 +2,7 @@
 
 python benchmarks/rehearsal_fleet.py --json
 
-RTX 3080 (10 GB) and RTX 3060 (12 GB) in the ratios of the catalogue, 1,000 times slower and 100 times
+RTX 3080 (10 GB) and RTX 3060 (12 GB) in the ratios of the catalogue, 250 times slower and 100 times
 smaller, and a transformer of 12 layers with an embedding and an output layer of 30,000 words. Beside the
 plan: the even cut 4/4/4 on cards 2, 1, 2, each card alone, all on the stronger card with recomputing.
 """
@@ -34,7 +34,7 @@ from evener.session.launch import launch
 from evener.session.request import Request
 
 LAYERS, WIDTH, VOCABULARY, CONTEXT, GLOBAL_BATCH = 12, 48, 30_000, 64, 32
-SCALE = Scale(slower=1000, smaller=100)
+SCALE = Scale(slower=250, smaller=100)
 STRONG, WEAK = "lab/rtx3080", "lab/rtx3060"
 
 
