@@ -230,7 +230,17 @@ class Job:
         self.script.write_text(SCRIPT.format(dtype="double", pause_s=0.002))
         self._network, self._started = network, []
         at = f"{network.address(1)}:0" if network else "127.0.0.1:0"
-        words = ("--devices", "cpu,cpu", "--steps", "1000000", "--run-dir", str(self.folder), "--open-at", at)
+        words = (
+            "--devices",
+            "cpu,cpu",
+            "--steps",
+            "1000000",
+            "--no-adapt",
+            "--run-dir",
+            str(self.folder),
+            "--open-at",
+            at,
+        )
         self.process = self._start(1, *words, "--batch", "12", "--micro-batch", "6")
         self.address, self.told = "", []
         for line in self.process.stderr:

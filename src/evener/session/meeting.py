@@ -4,6 +4,7 @@ Works alike under `evener train` and under torchrun: both set RANK, WORLD_SIZE, 
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -52,6 +53,7 @@ class Meeting:
         self.store, self.rank, self.world_size = store, rank, world_size
         self.sockets = GroupSockets()
         self.alarm: Callable[[], str | None] = lambda: None
+        self._is_over = threading.Event()
         self._entrance = store  # where failures are told, whatever room this is
 
     def within(self, name: str) -> "Meeting":
@@ -73,6 +75,7 @@ class Meeting:
 
     def cut_off(self) -> None:
         """End all connections to the store: nothing comes over them, and a call would wait for minutes."""
+        self._is_over.set()
         port = getattr(_ground(self._entrance), "port", None)
         shut_sockets(lambda connection: connection.raddr.port == port)
 
@@ -115,13 +118,13 @@ class Meeting:
         self._entrance.set(f"failure/{order}", encode(failure))  # type: ignore[arg-type]  # bytes are taken
 
     def first_failure(self) -> Failure | None:
-        """The failure told first, if any."""
-        return read_failure(self._entrance)
+        """The failure told first, if any; None where the store was cut off, which would try to connect anew."""
+        return None if self._is_over.is_set() else read_failure(self._entrance)
 
     def wait_for_failure(self, seconds: float = 2.0) -> Failure | None:
         """The failure told first; the device that failed may need a moment to tell."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end and not self._is_over.is_set():
             failure = self.first_failure()
             if failure:
                 return failure

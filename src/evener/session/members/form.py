@@ -16,6 +16,7 @@ from evener.session.keep import saved_tensors
 from evener.session.layout import lay_out
 from evener.session.members.handover import hand_over
 from evener.session.members.member import Generation, Member
+from evener.session.members.pulse import SILENT_S
 from evener.session.profiled import StepProfiler
 from evener.session.resume import take_up
 from evener.session.site import backend_of
@@ -83,6 +84,7 @@ def form(member: Member, generation: Generation) -> None:
         generation.steps.layout.holding.wire.all_reduce(ready, f"generation {number}").wait()
     member.has_begun = True
     if member.pulse:
+        member.pulse.patience_s = SILENT_S
         member.pulse.ignore(turn.leaves)
 
 

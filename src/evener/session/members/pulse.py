@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 EVERY_S = 0.1
 SILENT_S = 0.9  # a device that computes still counts: this is for one that is stopped, gone or cut off
-UNBORN_S = 120.0  # for a process that has not said anything yet: it loads torch, on a busy machine for long
+UNBORN_S = 120.0  # before the first step: loading torch and its compiler holds a thread up for long
 STUCK_S = 3.0  # of one look at the job's store
 GONE = "gone"
 
@@ -32,7 +32,7 @@ class Pulse:
     """Counts for the device `here`, and watches the others of a generation.
 
     `look()` is one round, given the time; `start()` makes a thread do it ten times a second. `store` must be
-    a connection that nobody else uses.
+    a connection that nobody else uses. `patience_s` is how long a device may be silent.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Pulse:
         self._heard: dict[str, tuple[bytes, float]] = {}
         self._lost: dict[str, str] = {}
         self._wake: Callable[[str], None] | None = None
+        self.patience_s = UNBORN_S
         self._reached_s = clock()
         self._held_until_s = clock()
         self._over = threading.Event()
@@ -65,7 +66,7 @@ class Pulse:
     def stop(self) -> None:
         """Count no more: the others will take this device for gone."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(STUCK_S)  # it may hang in a store that nothing reaches
 
     def hold(self, seconds: float) -> None:
         """Neither count nor listen for so long, as if nothing could be reached."""
@@ -140,7 +141,7 @@ class Pulse:
             self._heard[device] = (count, now)
             self._lost.pop(device, None)
             return None
-        if now - since < (SILENT_S if count else UNBORN_S):
+        if now - since < (self.patience_s if count else UNBORN_S):
             return None
         self._lost[device] = f"silent for {now - since:.1f} s"
         return f"{device} was {self._lost[device]}"

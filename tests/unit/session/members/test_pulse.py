@@ -1,6 +1,6 @@
 import torch.distributed as dist
 
-from evener.session.members.pulse import GONE, Pulse, begun_key, pulse_key
+from evener.session.members.pulse import GONE, SILENT_S, Pulse, begun_key, pulse_key
 
 
 class Clock:
@@ -28,6 +28,7 @@ class Lost:
 def pair() -> tuple[Pulse, Pulse, Clock, list[str]]:
     store, clock, woken = dist.HashStore(), Clock(), []
     a, b = Pulse(store, "a", clock), Pulse(store, "b", clock)
+    a.patience_s = b.patience_s = SILENT_S
     a.watch(1, ["b"], woken.append)
     b.watch(1, ["a"], lambda reason: None)
     return a, b, clock, woken
@@ -60,6 +61,7 @@ def test_a_device_that_has_not_started_yet_is_waited_for():
     """Story: the first process took the others for lost while they were still loading torch."""
     store, clock, woken = dist.HashStore(), Clock(), []
     a = Pulse(store, "a", clock)
+    a.patience_s = SILENT_S
     a.watch(1, ["b"], woken.append)
     clock.now += 30
     a.look()
