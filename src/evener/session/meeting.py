@@ -118,7 +118,7 @@ class Meeting:
         self._entrance.set(f"failure/{order}", encode(failure))  # type: ignore[arg-type]  # bytes are taken
 
     def first_failure(self) -> Failure | None:
-        """The failure told first, if any; None where the store was cut off, which would try to connect anew."""
+        """The failure told first, if any. A store that was cut off is not asked: it would connect anew."""
         return None if self._is_over.is_set() else read_failure(self._entrance)
 
     def wait_for_failure(self, seconds: float = 2.0) -> Failure | None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import msgspec
+
 from evener.core.figures import Figure, Value
 from evener.core.trace import Trace
 from evener.rehearsal.verdict import Lateness
@@ -78,6 +80,7 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
     steps.decisions += steps.stealing.summary() if steps.stealing else []
     faults = member.request.faults.faults
     steps.decisions += [f"{fault}: not reached" for fault in faults if fault.at_step >= steps.number]
+    tell_passage(member, generation)
     _hand_in(room, steps)
     steps.average_buffers(layout.holding.wire)
     collect(recipe.model, layout.holders, ranks)
@@ -97,6 +100,21 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
     return journal.conclude(steps.plan, spans, steps.decisions, lateness, sums)
 
 
+def tell_passage(member: Member, generation: Generation) -> None:
+    """Once the first step of a later generation is committed: how long the job was without one."""
+    steps = generation.steps
+    if steps is None or steps.number == generation.turn.step:
+        return
+    member.stopwatch.mark("first step")
+    passage = member.stopwatch.finish(generation.number, generation.turn.step)
+    if passage is None:
+        return
+    steps.decisions.append(str(passage))
+    if steps.ranks.rank == 0:
+        with (Path(member.request.run_dir) / "generations.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(passage) + b"\n")
+
+
 def _prepare_for_change(member: Member, generation: Generation) -> None:
     """What may change in mid-run, by measured speeds or by script; and copies against losses."""
     request, steps, fleet = member.request, generation.steps, generation.turn.fleet
@@ -114,7 +132,12 @@ def _prepare_for_change(member: Member, generation: Generation) -> None:
         store = generation.room.within("stealing").store
         steps.stealing = Stealing(store, steps.samples, member.here, steps.site.driver.now)
     copying = Copying(member, generation)
-    steps.at_boundary = copying.at_boundary
+
+    def at_boundary(number: int) -> None:
+        tell_passage(member, generation)
+        copying.at_boundary(number)
+
+    steps.at_boundary = at_boundary
 
 
 def _saving(member: Member, generation: Generation) -> Checkpointing | None:

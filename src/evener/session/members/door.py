@@ -48,8 +48,9 @@ def address_of(text: str) -> tuple[str, int]:
 
 
 def new_token(folder: Path) -> str:
-    """A token for this job, in a file that only its owner can read."""
+    """A token for this job, in a file that only its owner can read; makes the run's folder if need be."""
     token = secrets.token_urlsafe(32)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / TOKEN_FILE
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)

@@ -83,6 +83,7 @@ def form(member: Member, generation: Generation) -> None:
         ready = torch.zeros(1)
         generation.steps.layout.holding.wire.all_reduce(ready, f"generation {number}").wait()
     member.has_begun = True
+    member.stopwatch.mark("forming")
     if member.pulse:
         member.pulse.patience_s = SILENT_S
         member.pulse.ignore(turn.leaves)

@@ -16,6 +16,7 @@ from evener.session.keep import saved_tensors
 from evener.session.meeting import Meeting
 from evener.session.members.copies import Copies
 from evener.session.members.handover import State
+from evener.session.members.passage import Stopwatch
 from evener.session.members.pulse import Pulse
 from evener.session.recipe import Recipe
 from evener.session.request import Request
@@ -74,6 +75,7 @@ class Member:
     has_begun: bool = False  # once a generation was formed: state is defined from then on
     faults: list[Fault] | None = None  # scripted ones of this device that have not struck; None: not begun
     decisions: list[str] = field(default_factory=list)
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
     records: list[StepRecord] = field(default_factory=list)  # of steps with the seconds of this device alone
 
     @property

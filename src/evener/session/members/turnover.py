@@ -1,6 +1,5 @@
 """From one generation to the next: tear down, roll call, settle the step in flight, and a new plan."""
 
-import time
 from collections.abc import Sequence
 
 from evener.core.figures import Value
@@ -42,7 +41,7 @@ def next_turn(member: Member, before: Generation, why: str) -> tuple[int, Turn] 
     (number of the next generation, its turn); None where the others went on without this device: they took it
     for lost. Should a device be lost meanwhile, the roll is called again, for the generation after.
     """
-    noticed_s = time.monotonic()
+    member.stopwatch.start()
     number, expected = before.number, before.turn.stays
     standing = before.standing(member)
     while True:
@@ -63,11 +62,8 @@ def next_turn(member: Member, before: Generation, why: str) -> tuple[int, Turn] 
         if turn is None:
             return None
         _settle(member, before, standing, turn)
-        took_s = time.monotonic() - noticed_s
-        member.decisions.append(
-            f"generation {number}, before step {turn.step}: {'; '.join(turn.reasons)} "
-            f"(agreed within {1000 * took_s:.0f} ms)"
-        )
+        member.stopwatch.mark("plan")
+        member.decisions.append(f"generation {number}, before step {turn.step}: {'; '.join(turn.reasons)}")
         return number, turn
 
 
@@ -91,6 +87,7 @@ def _called(
     standings = call_roll(room, pulse, expected, standing)
     if standings is None:
         return None
+    member.stopwatch.mark("roll call")
     lost = pulse.lost
     pulse.watch(number, [s.device for s in standings if s.device != member.here], lambda reason: None)
     if standings[0].device == member.here:
