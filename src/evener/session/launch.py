@@ -27,7 +27,7 @@ from evener.session.members.door import TOKEN_FILE, Door, Welcome, address_of, n
 from evener.session.members.joiner import meeting_at
 from evener.session.members.pulse import GONE, pulse_key
 from evener.session.members.wishes import leave_on_sigterm
-from evener.session.request import Request, at_start
+from evener.session.request import Request, at_start, claimed, folder_at
 
 T = TypeVar("T")
 LOOK_S = 5.0
@@ -46,6 +46,12 @@ def launch_for(request: Request, kind: type[T]) -> T:
 
     Raises the first failure of any process, naming the device; no process is left behind.
     """
+    folder = Path(folder_at(request.run_dir))
+    with claimed(folder):
+        return _launch(request, kind)
+
+
+def _launch(request: Request, kind: type[T]) -> T:
     request = at_start(request)
     host, open_port = address_of(request.open_at)
     store, port = _store(host)

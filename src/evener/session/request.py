@@ -1,6 +1,8 @@
 """What is asked of a run: the same small value in every process of a job, passed on as JSON."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +11,7 @@ from msgspec.structs import replace
 from evener.core.faults import FaultScript
 from evener.core.figures import Value
 from evener.core.fleet import Device, Fleet, Link
+from evener.core.job import Sums
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import FileError, UsageError
@@ -63,6 +66,8 @@ class Request(Value, frozen=True, kw_only=True):
     seed: int = 0
     evaluate: bool = True
     adapt: bool = True
+    sums: Sums = "auto"
+    compress: tuple[str, ...] = ()  # what may be used between hosts
     steal: bool = False  # devices take each other's micro-batches within a step
     faults: FaultScript = FaultScript()
     noise: float | None = None
@@ -137,6 +142,28 @@ def new_run_dir(name: str, stamp: str, root: str | None = None) -> str:
         number += 1
         path = base / f"{name}-{stamp}-{number}"
     return folder_at(path)
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """The run's folder belongs to this job alone; UsageError while another process of this host has it.
+
+    Where the system has no file locks, nothing is checked.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (folder / ".claim").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            raise UsageError(
+                f"another run writes to {folder}",
+                remedy="another --run-dir; or wait for the run that is there",
+            ) from e
+        yield
 
 
 def folder_at(path: str | Path) -> str:
