@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from evener.core.job import Sums
 from evener.planner.choose import Shapes
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -34,6 +35,16 @@ ShapesWanted = Annotated[
 Allow = Annotated[
     list[str] | None,
     typer.Option(help="Also allow: tensor-parallel, or unlinked (data without a link costs nothing)."),
+]
+SumsWanted = Annotated[
+    Sums, typer.Option("--sums", help="How gradients are summed; auto: what is predicted fastest.")
+]
+Compress = Annotated[
+    str | None,
+    typer.Option(
+        help="What gradients may go as between hosts where that is predicted faster: bf16, fp16, int8, int4, "
+        "top1%; several with commas. Not exact: the plan says so."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, as evener train names it.")]
@@ -127,3 +138,8 @@ CopyEvery = Annotated[
         min=0, help="Steps between copies of what only one device holds, to a neighbour's memory; 0: never."
     ),
 ]
+
+
+def names_in(text: str | None) -> tuple[str, ...]:
+    """The words of a list with commas. Example: "bf16, int8" gives ("bf16", "int8")."""
+    return tuple(w.strip() for w in (text or "").split(",") if w.strip())

@@ -16,6 +16,7 @@ from evener.cli.options import (
     AsJson,
     Batch,
     BatchPerDevice,
+    Compress,
     FleetFile,
     KeepAll,
     MemoryMargin,
@@ -24,6 +25,8 @@ from evener.cli.options import (
     ModelPrecision,
     ProfileFile,
     ShapesWanted,
+    SumsWanted,
+    names_in,
 )
 from evener.core.catalogue import read_fleet
 from evener.core.files import read, write
@@ -55,6 +58,8 @@ def plan(
     keep_all: KeepAll = False,
     shapes: ShapesWanted = "auto",
     allow: Allow = None,
+    sums: SumsWanted = "auto",
+    compress: Compress = None,
     place: Annotated[
         list[str] | None,
         typer.Option(help="Where layers run: blocks.0-5=lab1/gpu0, embed=KIND, head=cpu. May be repeated."),
@@ -86,6 +91,8 @@ def plan(
         keep_all=keep_all,
         place=parse_place(place or []),
         allow=tuple(allow or ()),
+        sums=sums,
+        compress=names_in(compress),
         objective=objective,
         max_step_s=max_step,
         max_price_per_hour=max_price,

@@ -13,6 +13,7 @@ from evener.cli.options import (
     AsJson,
     BatchPerDevice,
     CheckpointEvery,
+    Compress,
     CopyEvery,
     Devices,
     Elastic,
@@ -33,8 +34,10 @@ from evener.cli.options import (
     Serve,
     ShapesWanted,
     Steal,
+    SumsWanted,
     TokenFile,
     Weights,
+    names_in,
 )
 from evener.errors import UsageError
 
@@ -59,6 +62,8 @@ def train(
     weights: Weights = None,
     adapt: Adapt = True,
     steal: Steal = False,
+    sums: SumsWanted = "auto",
+    compress: Compress = None,
     faults: Faults = "",
     noise: Noise = None,
     seed: Seed = None,
@@ -126,6 +131,8 @@ def train(
         weights=str(weights.resolve()) if weights else None,
         adapt=adapt,
         steal=steal,
+        sums=sums,
+        compress=names_in(compress),
         faults=parse_faults(faults),
         noise=noise,
         seed=seed,

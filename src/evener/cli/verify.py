@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evener.cli.options import Compress, SumsWanted, names_in
 from evener.core.words import counted
 from evener.errors import NotExactError
 
@@ -23,6 +24,8 @@ def verify(
     rehearse: Annotated[Path | None, typer.Option(help="A fleet file to rehearse here.")] = None,
     devices: Annotated[str | None, typer.Option(help="Only these devices.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and order.")] = 0,
+    sums: SumsWanted = "auto",
+    compress: Compress = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run's files.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Last line of output: one JSON object.")] = False,
 ) -> None:
@@ -50,6 +53,8 @@ def verify(
         run_dir=run_dir,
         steps=steps,
         seed=seed,
+        sums=sums,
+        compress=names_in(compress),
         quiet=True,
     )
     found = compare(request)
@@ -79,9 +84,11 @@ def verdict_of(found: "Exactness") -> str:
     """Yes or no, and why not where the plan itself says so."""
     if found.exact:
         return "yes"
-    if not found.lower_precision:
+    said = [f"{precision} on {', '.join(on)}" for precision, on in found.lower_precision.items()]
+    said += [f"{name} between hosts" for name in found.compressed]
+    if not said:
         return "no"
-    where = "; ".join(f"{precision} on {', '.join(on)}" for precision, on in found.lower_precision.items())
+    where = "; ".join(said)
     distance = f"gradient error {found.gradient_error:.0e}"
     if found.as_planned:
         return (

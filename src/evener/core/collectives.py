@@ -41,7 +41,7 @@ def ring(fleet: Fleet, devices: Sequence[str], *, lanes: int = 1) -> tuple[Curve
     return tuple(
         None
         if link is None
-        else _slowed(link.reduce_curve or link.curve, crossing[way] * lanes if link.bus else 1)
+        else slowed(link.reduce_curve or link.curve, crossing[way] * lanes if link.bus else 1)
         for link, way in zip(links, ways, strict=True)
     )
 
@@ -58,6 +58,7 @@ def _way(fleet: Fleet, link: Link | None, a: str, b: str) -> tuple[str | None, s
     return (link.bus if link else None, fleet.device(a).host, fleet.device(b).host)
 
 
-def _slowed(curve: Curve, sharers: int) -> Curve:
+def slowed(curve: Curve, sharers: int) -> Curve:
+    """The curve of each of `sharers` messages that share a link. Example: two see half its rate."""
     points = tuple((num_bytes / sharers, seconds) for num_bytes, seconds in curve.points)
     return Curve(points=points, source=curve.source, spread=curve.spread)

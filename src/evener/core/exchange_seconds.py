@@ -31,11 +31,11 @@ class Packing:
 
 PLAIN = Packing(ratio=1.0, there=8.0, back=12.0)
 PACKINGS = {
-    "bf16": Packing(ratio=0.5, there=8.0, back=12.0),
-    "fp16": Packing(ratio=0.5, there=16.0, back=16.0),
-    "int8": Packing(ratio=0.254, there=80.0, back=24.0),
-    "int4": Packing(ratio=0.1406, there=100.0, back=40.0),
-    "top1%": Packing(ratio=0.02, there=120.0, back=16.0),
+    "bf16": Packing(ratio=0.5, there=20.0, back=24.0),
+    "fp16": Packing(ratio=0.5, there=40.0, back=30.0),
+    "int8": Packing(ratio=0.254, there=110.0, back=50.0),
+    "int4": Packing(ratio=0.1406, there=160.0, back=60.0),
+    "top1%": Packing(ratio=0.02, there=250.0, back=16.0),
 }
 """By name of `Lane.compression`: scales and places count in the ratio."""
 
@@ -45,19 +45,22 @@ def exchange_seconds(num_bytes: float, exchange: Exchange, fleet: Fleet) -> floa
 
         k     = ⌈num_bytes / 2 MiB⌉ pieces
         piece = collect + scatter + gather + spread
-        sum   = piece + (k - 1) · max(scatter, gather, link, inside)
+        sum   = piece + (k - 1) · max(scatter, gather, link + packing, inside + packing)
 
     with link = both rounds' bytes over the busiest port, and inside = collect + spread: these share what they
-    run on. A round between groups lasts as long as its busiest port or its slowest flow, plus packing. Links
-    that are not known cost nothing. Example: 2 hosts of 2 at 12.5 MB/s, 20 MB: 1.6 s and a little.
+    run on. Packing counts beside the link: a stage does not send while it packs. A round between groups
+    lasts as long as its busiest port or its slowest flow, plus packing. Links that are not known cost
+    nothing. Example: 2 hosts of 2 at 12.5 MB/s, 20 MB: 1.6 s and a little.
     """
     pieces = max(1, -(-int(num_bytes) // PIECE_BYTES))
     size = num_bytes / pieces
     inside = 2 * _inside_s(size, exchange, fleet)
-    rounds = [_round_s(size, exchange, fleet, scatters) for scatters in (True, False)]
+    rounds = [_Round(size, exchange, fleet, scatters=scatters) for scatters in (True, False)]
     packs = [_packing_s(size, exchange, fleet, scatters) for scatters in (True, False)]
-    both = [r + p for r, p in zip(rounds, packs, strict=True)]
-    slowest = max(*both, sum(rounds), inside + sum(packs))
+    both = [r.seconds + p for r, p in zip(rounds, packs, strict=True)]
+    ports = {port for r in rounds for port in r.ports}
+    link = max((sum(r.ports.get(port, 0.0) for r in rounds) for port in ports), default=0.0)
+    slowest = max(*both, link + sum(packs), inside + sum(packs))
     return inside + sum(both) + (pieces - 1) * slowest
 
 
@@ -78,23 +81,26 @@ def _inside_s(size: float, exchange: Exchange, fleet: Fleet) -> float:
     return slowest
 
 
-def _round_s(size: float, exchange: Exchange, fleet: Fleet, scatters: bool) -> float:
-    """Seconds in which all lanes have passed one round's bytes on."""
-    ports: dict[tuple, float] = defaultdict(float)
-    curves: dict[tuple, Curve] = {}
-    slowest = 0.0
-    for lane in exchange.lanes:
-        for source, target, num_bytes in _flows(size, lane, scatters):
-            link = fleet.link(source, target)
-            if link is None or not num_bytes:
-                continue
-            slowest = max(slowest, link.curve.seconds(num_bytes))
-            for way, end in (("out", source), ("in", target)):
-                port = (way, *_port(fleet, link, end))
-                ports[port] += num_bytes
-                if port not in curves or link.curve.seconds(1e6) < curves[port].seconds(1e6):
-                    curves[port] = link.curve
-    return max([slowest, *(curves[port].seconds(held) for port, held in ports.items())])
+class _Round:
+    """Seconds in which all lanes have passed one round's bytes on, and those by port, each way for itself."""
+
+    def __init__(self, size: float, exchange: Exchange, fleet: Fleet, *, scatters: bool) -> None:
+        held: dict[tuple, float] = defaultdict(float)
+        curves: dict[tuple, Curve] = {}
+        slowest = 0.0
+        for lane in exchange.lanes:
+            for source, target, num_bytes in _flows(size, lane, scatters):
+                link = fleet.link(source, target)
+                if link is None or not num_bytes:
+                    continue
+                slowest = max(slowest, link.curve.seconds(num_bytes))
+                for way, end in (("out", source), ("in", target)):
+                    port = (way, *_port(fleet, link, end))
+                    held[port] += num_bytes
+                    if port not in curves or link.curve.seconds(1e6) < curves[port].seconds(1e6):
+                        curves[port] = link.curve
+        self.ports = {port: curves[port].seconds(num_bytes) for port, num_bytes in held.items()}
+        self.seconds = max([slowest, *self.ports.values()])
 
 
 def _flows(size: float, lane: Lane, scatters: bool) -> Iterator[tuple[str, str, float]]:
@@ -117,7 +123,7 @@ def _port(fleet: Fleet, link: Link, device: str) -> tuple[str, str]:
 
 
 def _packing_s(size: float, exchange: Exchange, fleet: Fleet, scatters: bool) -> float:
-    """Seconds of the busiest device to write and read one round's messages."""
+    """Seconds of the busiest host to write and read one round's messages: its devices share its memory."""
     busy: dict[str, float] = defaultdict(float)
     for lane in exchange.lanes:
         packing = PACKINGS[lane.compression] if lane.compression else PLAIN
@@ -131,6 +137,6 @@ def _packing_s(size: float, exchange: Exchange, fleet: Fleet, scatters: bool) ->
                 if scatters
                 else own * packing.there + rest * packing.back
             )
-            rate = fleet.device(device).bytes_per_s
-            busy[device] += touched / (rate.value if rate else HOST_BYTES_PER_S)
+            host, rate = fleet.device(device).host, fleet.device(device).bytes_per_s
+            busy[host] += touched / (rate.value if rate else HOST_BYTES_PER_S)
     return max(busy.values(), default=0.0)

@@ -2,8 +2,10 @@
 
 from typing import Literal
 
+from evener.core.exchange_seconds import PACKINGS
 from evener.core.figures import Value
 
+Sums = Literal["auto", "ring", "grouped"]
 ALLOWABLE = {"tensor-parallel", "unlinked"}
 
 
@@ -14,6 +16,9 @@ class Job(Value, frozen=True, kw_only=True):
     none. `place` pins layers: pattern → device, kind or "cpu". `memory_margin` is the part of a
     device's memory that a plan leaves free (0.1 leaves a tenth). `allow` names what a plan may do beyond the
     usual: "tensor-parallel" groups of equal devices, "unlinked" devices whose data costs nothing.
+    `sums` is how gradients are summed: "auto" what is predicted fastest, one "ring", or "grouped" by host.
+    `compress` names what may be used between hosts where that is predicted faster ("int8"); see
+    `core/exchange_seconds.py`.
     """
 
     global_batch: int
@@ -26,6 +31,8 @@ class Job(Value, frozen=True, kw_only=True):
     place: dict[str, str] = {}
     allow: tuple[str, ...] = ()
     keep_all: bool = False
+    sums: Sums = "auto"
+    compress: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
@@ -35,6 +42,9 @@ class Job(Value, frozen=True, kw_only=True):
         unknown = sorted(set(self.allow) - ALLOWABLE)
         if unknown:
             raise ValueError(f"allow names {', '.join(unknown)}, not {' or '.join(sorted(ALLOWABLE))}")
+        strange = sorted(set(self.compress) - set(PACKINGS))
+        if strange:
+            raise ValueError(f"compress names {', '.join(strange)}, not one of {', '.join(PACKINGS)}")
         for field in ("max_step_s", "max_price_per_hour"):
             limit = getattr(self, field)
             if limit is not None and not 0 < limit < float("inf"):

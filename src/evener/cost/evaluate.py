@@ -13,10 +13,11 @@ from evener.core.plan import Pipeline, Plan, Stage
 from evener.core.profile import Profile
 from evener.core.split import apportion
 from evener.cost.communication import Network, shares_send_s
+from evener.cost.exchange import sums_of
 from evener.cost.layers import LayerCost, layer_cost
 from evener.cost.memory import ModelBytes, model_bytes, stage_memory
 from evener.cost.pipeline import StageTimes, held_at_both_ends, one_f_one_b
-from evener.cost.reduce import Holder, reduction_ends
+from evener.cost.reduce import Holder, Sums, reduction_ends
 from evener.cost.step import StepCost, step_cost
 from evener.cost.trainer import EVENER, Trainer
 from evener.errors import OutOfRangeError, UnknownNameError
@@ -104,7 +105,7 @@ def evaluate(model: CostModel, plan: Plan) -> PlanCost:
     """
     costs = [pipeline_cost(model, p) for p in plan.pipelines]
     compute_end = max(c.end_s for c in costs)
-    step = step_seconds(model, costs)
+    step = step_seconds(model, costs, sums_of(model.network, plan))
     seconds: dict[str, dict[str, float]] = {}
     for cost in costs:
         for name, compute in cost.compute_s.items():
@@ -122,10 +123,10 @@ def evaluate(model: CostModel, plan: Plan) -> PlanCost:
     return PlanCost(step_s=step, compute_end_s=compute_end, seconds=seconds, memory_bytes=memory)
 
 
-def step_seconds(model: CostModel, costs: Sequence[PipelineCost]) -> float:
+def step_seconds(model: CostModel, costs: Sequence[PipelineCost], sum_s: Sums | None = None) -> float:
     """Seconds a step of these pipelines side by side: the last of them, or the reduction behind it."""
     holders = [h for c in costs for h in c.holders]
-    return max(max(c.end_s for c in costs), reduction_ends(model.network, model.bytes, holders))
+    return max(max(c.end_s for c in costs), reduction_ends(model.network, model.bytes, holders, sum_s))
 
 
 def pipeline_cost(model: CostModel, pipeline: Pipeline) -> PipelineCost:

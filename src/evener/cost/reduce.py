@@ -3,7 +3,7 @@ backward.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,8 @@ from evener.core.buckets import fill_buckets
 from evener.cost.communication import Network
 from evener.cost.memory import ModelBytes
 from evener.cost.overlap import pieces_of
+
+Sums = Callable[[tuple[str, ...], float, int], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +32,15 @@ class Holder:
     part_bytes: np.ndarray | None = None
 
 
-def reduction_ends(network: Network, model: ModelBytes, holders: Sequence[Holder]) -> float:
+def reduction_ends(
+    network: Network, model: ModelBytes, holders: Sequence[Holder], sum_s: Sums | None = None
+) -> float:
     """Seconds at which the last gradient is summed; 0 when no layer has two holders.
 
     Layers with the same holders share buckets. A bucket starts when it is ready on all its holders and each
     of them is done with its bucket before: end = max(ready, ends before) + all-reduce. A layer above the
     bucket limit goes in pieces that become ready evenly; only the first and the last of them can set the end.
+    `sum_s` is what one sum takes, by default the faster of one ring and two levels.
     Tensor-parallel groups meet in as many lanes as the smallest has devices, each summing its part.
     """
     sizes = np.diff(model.gradients)
@@ -56,7 +61,7 @@ def reduction_ends(network: Network, model: ModelBytes, holders: Sequence[Holder
             if not num_bytes:
                 continue
             pieces = pieces_of(num_bytes, model.bucket_bytes)
-            one = network.all_reduce_s(names, num_bytes / pieces, smallest.degree)
+            one = (sum_s or network.all_reduce_s)(names, num_bytes / pieces, smallest.degree)
             end_ready = latest[layers[-1]]
             begin = latest[layers[-1] + 1] if pieces > 1 else end_ready
             first_ready = begin + (end_ready - begin) / pieces

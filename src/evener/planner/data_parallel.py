@@ -2,8 +2,9 @@
 
 from evener.core.fleet import Fleet
 from evener.core.job import Job
-from evener.core.plan import Pipeline, Plan, Reduction, Share, Stage
+from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.profile import Profile
+from evener.cost.exchange import compressed_parts
 from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
 from evener.planner.aim import Aim, aim_of
 from evener.planner.explain import alternatives, assumptions, left_out, limiter
@@ -38,12 +39,14 @@ def plan_data_parallel(fleet: Fleet, profile: Profile, job: Job) -> PlanResult:
     gap = max(0.0, 1 - bound / aim.value(split.step_s, split.samples))
     prediction = predict(pool, groups, profile, job, split)
     limits = limiter(prediction)
-    reductions = _reductions(tuple(split.samples))
+    names = tuple(split.samples)
+    reductions = pool.way(names).reductions if len(names) > 1 else ()
     drafted = Plan(
         global_batch=job.global_batch,
         pipelines=tuple(_pipeline(profile, name, split) for name in split.samples),
         reductions=reductions,
         left_out=skipped,
+        inexact=compressed_parts(reductions),
         prediction=prediction,
         why=limits,
     )
@@ -170,9 +173,3 @@ def _pipeline(profile: Profile, name: str, split: Split) -> Pipeline:
         layers=tuple(x.name for x in profile.layers), shares=(Share(devices=(name,), samples=size),)
     )
     return Pipeline(samples=split.samples[name], micro_batch=size, stages=(stage,))
-
-
-def _reductions(names: tuple[str, ...]) -> tuple[Reduction, ...]:
-    if len(names) < 2:
-        return ()
-    return (Reduction(devices=names, transport="gloo", reason="one ring over all devices that take samples"),)

@@ -33,6 +33,8 @@ def pool_of(
         loads=tuple(loads),
         buckets=gradient_buckets(profile),
         global_batch=job.global_batch,
+        sums=job.sums,
+        compress=job.compress,
     )
 
 

@@ -9,11 +9,11 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from operator import mul
 
-from evener.core.collectives import all_reduce_seconds, ring
 from evener.core.fleet import Fleet
+from evener.cost.exchange import Choice, choose_way
 from evener.cost.overlap import Bucket, Tail, tail
 from evener.planner.aim import Aim
 from evener.planner.balance import balance
@@ -43,6 +43,9 @@ class Pool:
     loads: tuple[Load, ...]
     buckets: tuple[Bucket, ...]
     global_batch: int
+    sums: str = "auto"
+    compress: tuple[str, ...] = ()
+    _ways: dict[tuple[str, ...], Choice] = field(default_factory=dict)
     _tails: dict[tuple[str, ...], Tail] = field(default_factory=dict)
     _curves: dict[tuple, LoadCurve] = field(default_factory=dict)
 
@@ -52,10 +55,17 @@ class Pool:
     def tail(self, names: tuple[str, ...]) -> Tail:
         """The reduction over the named devices; nothing for one device."""
         if names not in self._tails:
-            hops = ring(self.fleet, names)
-            seconds = {b: all_reduce_seconds(b, hops) for b in {x.num_bytes for x in self.buckets}}
-            self._tails[names] = tail(self.buckets if len(names) > 1 else (), seconds.__getitem__)
+            several = len(names) > 1
+            seconds = cache(self.way(names).way.seconds) if several else lambda num_bytes: 0.0
+            self._tails[names] = tail(self.buckets if several else (), seconds)
         return self._tails[names]
+
+    def way(self, names: tuple[str, ...]) -> Choice:
+        """How the named devices, two or more, sum their gradients."""
+        if names not in self._ways:
+            sizes = [b.num_bytes for b in self.buckets]
+            self._ways[names] = choose_way(self.fleet, names, sizes, sums=self.sums, compress=self.compress)
+        return self._ways[names]
 
     def curve(self, group: int, over: Tail) -> LoadCurve:
         load = self.loads[group]

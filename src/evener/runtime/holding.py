@@ -152,13 +152,17 @@ def whole_model(
     ranks: Ranks,
     wire: Wire,
     *,
+    sums: Wire | None = None,
     stage: int = 0,
     device: torch.device | None = None,
     autocast: torch.dtype | None = None,
     recompute: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Holding:
-    """The holding of data parallelism: the whole model as stage `stage`, its gradients summed over all."""
+    """The holding of data parallelism: the whole model as stage `stage`, its gradients summed over all.
+
+    They go by `sums` where that is not the `wire` of the few numbers of a step.
+    """
     part = Part(
         stage=stage,
         module=model,
@@ -167,5 +171,5 @@ def whole_model(
         autocast=autocast,
         recompute=recompute,
     )
-    reducers = reducers_of_one_model(model, ranks, wire, stage, bucket_bytes)
+    reducers = reducers_of_one_model(model, ranks, sums or wire, stage, bucket_bytes)
     return Holding(parts={stage: part}, reducers=reducers, wire=wire)

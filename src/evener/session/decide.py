@@ -53,6 +53,8 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
             micro_batch=request.micro_batch,
             batch_per_device=given,
             keep_all=request.keep_all,
+            sums=request.sums,
+            compress=request.compress or tuple(recipe.compress),
             allow=(UNLINKED,),  # devices of one host are used without probing what lies between them
         )
     except ValueError as e:

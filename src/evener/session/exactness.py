@@ -15,6 +15,7 @@ from evener.core.order import resized
 from evener.core.plan import Plan
 from evener.errors import NonFiniteError
 from evener.report.metrics import read_metrics
+from evener.runtime.compression.codec import codec_of
 from evener.runtime.dropout import dropout_keys, keyed_layers
 from evener.session.decide import DROPOUT, inexact_parts
 from evener.session.keep import PARAMETER_FILE, drop_first_gradients, first_gradients, load_weights
@@ -36,7 +37,9 @@ class Exactness(Value, frozen=True, kw_only=True):
 
     `lower_precision` has the devices that the plan lets compute in less than float32, by precision;
     `gradient_bound` is what `gradient_error` may be then: 1e-6 without any, else twice what one device shows
-    that computes everything in that precision. `as_planned` says that no error is beyond its bound.
+    that computes everything in that precision. `compressed` names what gradients went as between hosts, in
+    float32 only; the bound is then four times what it makes of the gradient itself. `as_planned` says that
+    no error is beyond its bound.
     """
 
     exact: bool
@@ -48,6 +51,7 @@ class Exactness(Value, frozen=True, kw_only=True):
     as_planned: bool
     gradient_bound: float = FLOAT32_BOUND
     lower_precision: dict[str, tuple[str, ...]] = {}
+    compressed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -66,6 +70,7 @@ def verify(request: Request) -> Exactness | None:
     bound, lower = FLOAT32_BOUND, dict[str, tuple[str, ...]]()
     plan = request.plan
     notes: tuple[str, ...] = ()
+    compressed: tuple[str, ...] = ()
     for dtype in ("float32", "float64"):
         folder = Path(request.run_dir) / dtype
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +79,7 @@ def verify(request: Request) -> Exactness | None:
             request,
             steps=steps,
             dtype=dtype,
-            plan=plan,
+            plan=_uncompressed(plan) if dtype == "float64" and plan else plan,
             run_dir=str(folder),
             keep_gradient=True,
             dropout=False,
@@ -86,12 +91,15 @@ def verify(request: Request) -> Exactness | None:
         outcome = run(asked)
         if outcome is None:
             return None
-        plan = outcome.plan
+        plan = plan if dtype == "float64" else outcome.plan
         _check_moved(folder, steps)
+        assert plan is not None
         loop, ends, notes = _reference(asked, plan, steps)
         if dtype == "float32":
             lower = lower_precision(plan, load_recipe(request.script, request.seed))
             bound = max([bound, *(_rounding(asked, plan, p, loop.first_gradient) for p in lower)])
+            compressed = tuple(dict.fromkeys(r.compression for r in plan.reductions if r.compression))
+            bound = max([bound, *(_packing(name, loop.first_gradient) for name in compressed)])
         held = first_gradients(folder)
         whole = _merged(held)  # each device's own gradients in turn: copies must agree as well
         gradient = max(_distance(whole | own, loop.first_gradient) for own in held)
@@ -114,6 +122,7 @@ def verify(request: Request) -> Exactness | None:
         as_planned=as_planned,
         gradient_bound=bound,
         lower_precision=lower,
+        compressed=compressed,
         notes=notes,
     )
 
@@ -137,6 +146,22 @@ def _rounding(request: Request, plan: Plan, precision: str, exact: dict[str, tor
     """What the first gradient may be off: `PRECISION_SLACK` × the error of one device in `precision`."""
     rounded, _, _ = _reference(request, plan, 1, autocast=getattr(torch, precision))
     return PRECISION_SLACK * _distance(rounded.first_gradient, exact)
+
+
+def _packing(name: str, exact: dict[str, torch.Tensor]) -> float:
+    """What compression may change in the first gradient: it is used twice, on addends and on their sum."""
+    whole = torch.cat([g.detach().float().cpu().flatten() for g in exact.values()])
+    codec = codec_of(name, 0)
+    data, said = torch.empty(codec.num_bytes(len(whole)), dtype=torch.uint8), torch.empty_like(whole)
+    codec.encode(whole, data)
+    codec.decode(data, said)
+    return 2 * PRECISION_SLACK * float((said - whole).norm() / whole.norm())
+
+
+def _uncompressed(plan: Plan) -> Plan:
+    """The same plan with all bits on the wire: what float64 shows is then whether the sums are right."""
+    whole = tuple(msgspec.structs.replace(r, compression=None) for r in plan.reductions)
+    return msgspec.structs.replace(plan, reductions=whole)
 
 
 def _reference(

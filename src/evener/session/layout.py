@@ -4,12 +4,13 @@ plan ──► cut the model along the pipelines this device is in ──► nam
      ──► segments (parameters held by the same stages) ──► a group and a wire for each set of holders
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch.distributed as dist
 from torch import nn
 
+from evener.core.exchange import exchange_of
 from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan, Stage
@@ -66,6 +67,7 @@ def lay_out(
     meeting: Meeting,
     *,
     rehearse: bool,
+    seed: int = 0,
 ) -> Layout:
     """Cut, place and connect. Called by all devices of the plan together, after they joined the group."""
     wire = site.wire(fleet, ranks.devices, rehearse=rehearse)
@@ -76,7 +78,15 @@ def lay_out(
         return site.wire(fleet, among, rehearse=rehearse, group=group)
 
     if plan.is_data_parallel:
-        return _whole(recipe, plan, ranks, site, wire, connect, tables)
+        exchange = exchange_of(plan.reductions, ranks.devices)
+        sums = wire
+        if exchange is not None:
+
+            def new_group(among: Sequence[str], backend: str) -> dist.ProcessGroup:
+                return meeting.new_group([ranks.devices.index(d) for d in among], backend)
+
+            sums = site.gradient_wire(fleet, ranks.devices, exchange, seed, new_group, rehearse=rehearse)
+        return _whole(recipe, plan, ranks, site, (wire, sums), connect, tables)
     model, stages = recipe.model, {n: (p, s) for n, p, s in plan.numbered_stages()}
     mine = {n: p for n, (p, s) in stages.items() if any(ranks.here in x.devices for x in s.shares)}
     parts, notes = _parts(recipe, plan, site, stages, mine)
@@ -141,17 +151,19 @@ def _whole(
     plan: Plan,
     ranks: Ranks,
     site: Site,
-    wire: Wire,
+    wires: tuple[Wire, Wire],
     connect: Connect,
     tables: JobTables,
 ) -> Layout:
+    """`wires` are that of the few numbers of a step, and that of the gradients."""
     model = recipe.model.to(site.torch_device)
     number, _, stage = next(x for x in plan.numbered_stages() if ranks.here in x[2].shares[0].devices)
     holding = whole_model(
         model,
         recipe.problem,
         ranks,
-        wire,
+        wires[0],
+        sums=wires[1],
         stage=number,
         device=site.torch_device,
         autocast=recipe.autocast_of(stage.precision),

@@ -132,22 +132,42 @@ def profile_recipe(
     return merge_profiles(tuple(profiles))
 
 
-def measured_link(fleet: Fleet, wire: Wire, device: torch.device) -> Fleet:
-    """The fleet with its hosts' links as the joined group really sums buffers, the same on every process.
+def measured_links(
+    fleet: Fleet, here: str, wire: Wire, wire_among: Callable[[tuple[str, ...]], Wire], device: torch.device
+) -> Fleet:
+    """The fleet with its hosts' links as groups really sum buffers, the same on every process.
 
-    The curve is the inverse of the ring formula in core/collectives, from medians of repeated sums.
+    Inside all hosts at once, then between the first devices of each two hosts in turn. Every curve is the
+    inverse of the ring formula in core/collectives, from medians of repeated sums. `wire` is among all,
+    `wire_among(devices)` a new one, made by all devices together.
     """
-    n = len(fleet.devices)
+    hosts: dict[str, list[str]] = {}
+    for d in fleet.devices:
+        hosts.setdefault(d.host, []).append(d.name)
+    inside = {(h, h): tuple(names) for h, names in hosts.items() if len(names) > 1}
+    between = {(a, b): (hosts[a][0], hosts[b][0]) for i, a in enumerate(hosts) for b in list(hosts)[i + 1 :]}
+    wires = {names: wire_among(names) for names in (*inside.values(), *between.values())}
+    turns = [inside, *({pair: names} for pair, names in between.items())]
+    links = []
+    for turn in filter(None, turns):
+        seconds = torch.zeros(len(turn), len(LINK_SIZES), dtype=torch.float64)
+        for row, names in enumerate(turn.values()):
+            if here in names:
+                taken = [median(_timed_sums(wires[names], size, device)) for size in LINK_SIZES]
+                seconds[row] = torch.tensor(taken, dtype=torch.float64) / len(names)  # the others' add up
+        wire.all_reduce(seconds, "link times").wait()
+        for row, (pair, names) in zip(seconds.tolist(), turn.items(), strict=True):
+            links.append(Link(a=pair[0], b=pair[1], curve=_hop_curve(row, len(names))))
+    return replace(fleet, links=tuple(links))
+
+
+def _hop_curve(seconds: list[float], n: int) -> Curve:
+    """The curve of one hop of a ring of n, from what whole sums of `LINK_SIZES` took."""
     points: list[tuple[float, float]] = []
-    for num_bytes in LINK_SIZES:
-        seconds = torch.tensor([median(_timed_sums(wire, num_bytes, device))], dtype=torch.float64)
-        wire.all_reduce(seconds, "link time").wait()
-        hop_s = float(seconds) / n / (2 * (n - 1))
+    for num_bytes, taken in zip(LINK_SIZES, seconds, strict=True):
+        hop_s = taken / (2 * (n - 1))
         points.append((num_bytes / n, max(hop_s, points[-1][1] if points else 1e-9)))
-    curve = Curve(points=tuple(points), source="measured")
-    hosts = tuple(dict.fromkeys(d.host for d in fleet.devices))
-    pairs = [(a, b) for i, a in enumerate(hosts) for b in hosts[i:]]
-    return replace(fleet, links=tuple(Link(a=a, b=b, curve=curve) for a, b in pairs))
+    return Curve(points=tuple(points), source="measured")
 
 
 def _timed_sums(wire: Wire, num_bytes: int, device: torch.device) -> list[float]:

@@ -11,12 +11,13 @@ from evener.core.files import write
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
+from evener.core.seams import Wire
 from evener.core.words import counted
 from evener.errors import ModelError
 from evener.runtime.batchnorm import replace_batchnorm
 from evener.session.decide import check_plan, choose_plan, steals, with_inexact
 from evener.session.keep import load_weights
-from evener.session.measure import measured_link, micro_batch_grid, profile_together
+from evener.session.measure import measured_links, micro_batch_grid, profile_together
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe, in_dtype, with_keys, without_dropout
 from evener.session.request import Request
@@ -74,7 +75,13 @@ def agreed_plan(
         everyone = tuple(d.name for d in fleet.devices)
         room = meeting.within("measuring links")
         room.join_group(meeting.rank, meeting.world_size, backend_of(fleet, everyone))
-        fleet = measured_link(fleet, site.wire(fleet, everyone, rehearse=False), site.torch_device)
+
+        def wire_among(names: tuple[str, ...]) -> Wire:
+            group = room.new_group([everyone.index(n) for n in names]) if names != everyone else None
+            return site.wire(request.fleet, names, rehearse=False, group=group)
+
+        here, wire = site.device.name, site.wire(fleet, everyone, rehearse=False)
+        fleet = measured_links(fleet, here, wire, wire_among, site.torch_device)
         room.leave_group()
     if meeting.rank:
         return fleet, meeting.get("plan", Plan), None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from evener.core.exchange import Exchange
 from evener.core.fleet import REHEARSED, Device, Fleet
 from evener.core.seams import Channel, Driver, Wire
 from evener.errors import UsageError
@@ -14,11 +15,12 @@ from evener.rehearsal.channel import PacedChannel, SharedLines
 from evener.rehearsal.driver import open_driver
 from evener.rehearsal.pacer import Pacer
 from evener.rehearsal.verdict import Lateness
-from evener.rehearsal.wire import open_wire
+from evener.rehearsal.wire import open_grouped_wire, open_wire
 from evener.runtime.channels.channel import open_channel
 from evener.runtime.hardware import HardwareDriver, open_torch_device
 from evener.runtime.ranks import Ranks
 from evener.runtime.wire import GroupWire, SoloWire, StagedWire
+from evener.runtime.wires.open import NewGroup, open_grouped
 from evener.session.address import address_here
 from evener.session.request import Request
 
@@ -52,6 +54,25 @@ class Site:
             return plain
         assert isinstance(self.driver, Pacer)
         return open_wire(plain, self.driver, fleet, used)
+
+    def gradient_wire(
+        self,
+        fleet: Fleet,
+        used: tuple[str, ...],
+        exchange: Exchange,
+        seed: int,
+        new_group: NewGroup,
+        *,
+        rehearse: bool,
+    ) -> Wire:
+        """The wire that sums gradients as a plan's reductions say; made by all devices together."""
+        grouped: Wire = open_grouped(exchange, self.device.name, seed, new_group)
+        if self.torch_device.type != "cpu":
+            grouped = StagedWire(grouped)
+        if not rehearse:
+            return grouped
+        assert isinstance(self.driver, Pacer)
+        return open_grouped_wire(grouped, GroupWire(), self.driver, fleet, used, exchange)
 
     def channel(self, fleet: Fleet, ranks: Ranks, store: dist.Store, *, rehearse: bool) -> Channel:
         """The channel to the other devices of the job, for what crosses the cuts of a pipeline."""

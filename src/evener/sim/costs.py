@@ -9,6 +9,7 @@ from evener.core.fleet import Device
 from evener.core.plan import Plan
 from evener.core.routes import Routes, StageRoute
 from evener.cost.evaluate import CostModel
+from evener.cost.exchange import sums_of
 from evener.schedules.costs import Costs, Memory, Reduction, Wire
 
 HALF = 0.5
@@ -48,6 +49,9 @@ class _Conversion:
     routes: Routes
     index: dict[str, int]
     notes: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.sum_s = sums_of(self.model.network, self.routes.plan)
 
     def span(self, route: StageRoute) -> tuple[int, int]:
         """First and end layer of a stage, by place in the chain."""
@@ -178,7 +182,7 @@ class _Conversion:
                     else row[layers[-1]]
                     for row in ready
                 ]
-                seconds = float(self.model.network.all_reduce_s(leaders, num_bytes / count, degree))
+                seconds = float(self.sum_s(leaders, num_bytes / count, degree))
                 pieces.append((seconds, tuple(map(float, done))))
         names = tuple(layer.name for layer in self.model.profile.layers[first:last])
         return Reduction(layers=names, holders=holders, pieces=tuple(pieces))

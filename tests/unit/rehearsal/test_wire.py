@@ -129,7 +129,7 @@ def test_opened_from_a_fleet() -> None:
         devices=tuple(Device(name=n, kind="k") for n in names), links=(Link(a="a", b="b", curve=HOPS[0]),)
     )
     peer = FakePeer([])
-    peer.all_reduce = lambda buffer, key: FakePeer._Pending(peer, buffer, torch.zeros_like(buffer))  # type: ignore
+    peer.all_reduce = lambda buffer, key, **_: FakePeer._Pending(peer, buffer, torch.zeros_like(buffer))  # type: ignore
     start = driver.now()
     open_wire(peer, driver, fleet, names).all_reduce(torch.ones(SIZE), "0").wait()
     assert driver.now() - start == pytest.approx(BUFFER_S, abs=1e-9)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 256
+_SHIFTS = 2**16
 
 
 class Blocks:
@@ -21,28 +22,36 @@ class Blocks:
         self._bits, self._block = bits, BLOCK if bits == 8 else BLOCK // 4
         self._most = 2 ** (bits - 1) - 1
         self._generator = torch.Generator().manual_seed(seed)
-        self._draws = torch.empty(0)
+        self._draws = torch.empty(0)  # used shifted by chance: drawing anew is a third of the time
 
     def num_bytes(self, count: int) -> int:
         blocks = -(-count // self._block)
         return 4 * blocks + blocks * self._block * self._bits // 8
 
-    def encode(self, values: Tensor, out: Tensor) -> None:
+    def encode(self, values: Tensor, out: Tensor, lost: Tensor | None = None) -> None:
         rows = self._rows(values)
         scales, levels = self._parts(out, len(rows))
         largest = torch.linalg.vector_norm(rows, float("inf"), dim=1)
+        finite = largest.isfinite()
         scales.copy_(largest / self._most)
-        scales[~largest.isfinite()] = float("nan")
-        factor = torch.where(largest > 0, self._most / largest, torch.zeros_like(largest)).nan_to_num_(0.0)
-        if self._draws.numel() < rows.numel():
-            self._draws = torch.empty(rows.numel())
-        draws = self._draws[: rows.numel()].view_as(rows).uniform_(generator=self._generator)
-        found = draws.addcmul_(rows, factor[:, None]).floor_().clamp_(-self._most, self._most)
+        scales[~finite] = float("nan")
+        factor = torch.where((largest > 0) & finite, self._most / largest, torch.zeros_like(largest))
+        found = torch.addcmul(self._coins(rows.numel()).view_as(rows), rows, factor[:, None])
+        found.floor_().clamp_(-self._most, self._most)
         if self._bits == 8:
             levels.view(torch.int8).view_as(rows).copy_(found)
         else:
-            both = found.nan_to_num_(0.0).add_(self._most).to(torch.uint8).view(-1, 2)
+            both = (found.nan_to_num(0.0) + self._most).to(torch.uint8).view(-1, 2)
             torch.bitwise_or(both[:, 0], both[:, 1] << 4, out=levels)
+        if lost is not None:
+            kept = torch.addcmul(rows, found, scales[:, None], value=-1.0)
+            lost.copy_(kept.view(-1)[: len(lost)] if bool(finite.all()) else torch.zeros(()))
+
+    def _coins(self, count: int) -> Tensor:
+        if self._draws.numel() < count + _SHIFTS:
+            self._draws = torch.rand(count + _SHIFTS, generator=self._generator)
+        start = int(torch.randint(_SHIFTS, (), generator=self._generator))
+        return self._draws[start : start + count]
 
     def decode(self, data: Tensor, out: Tensor) -> None:
         blocks = -(-out.numel() // self._block)

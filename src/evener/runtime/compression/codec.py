@@ -31,8 +31,12 @@ class Codec(Protocol):
         """Bytes of `count` values."""
         ...
 
-    def encode(self, values: Tensor, out: Tensor) -> None:
-        """Write `values` (flat) as bytes to `out`, of `num_bytes(len(values))`."""
+    def encode(self, values: Tensor, out: Tensor, lost: Tensor | None = None) -> None:
+        """Write `values` (flat) as bytes to `out`, of `num_bytes(len(values))`.
+
+        Where the codec `keeps`, `lost` gets what the bytes do not say of each value, float32: zeros where
+        any value is NaN or infinite, for such a step will not count. It may be `values` itself.
+        """
         ...
 
     def decode(self, data: Tensor, out: Tensor) -> None:
@@ -65,21 +69,12 @@ class Feedback:
         self._lost: dict[tuple, Tensor] = {}
 
     def encode(self, place: tuple, values: Tensor, out: Tensor) -> None:
-        """As the codec; `place` says which values these are, the same in every step.
-
-        Where a value is NaN or infinite nothing is kept: the step will not count.
-        """
+        """As the codec; `place` says which values these are, the same in every step."""
         if not self.codec.keeps:
             self.codec.encode(values, out)
             return
         kept = self._lost.get(place)
-        wanted = values.float() if kept is None else kept.add_(values)
-        if kept is None and wanted is values:
-            wanted = values.clone()
-        self.codec.encode(wanted, out)
-        said = torch.empty_like(wanted)
-        self.codec.decode(out, said)
-        wanted.sub_(said)
-        if not bool(wanted.sum().isfinite()):
-            wanted.zero_()
-        self._lost[place] = wanted
+        if kept is None:
+            kept = self._lost[place] = torch.zeros(len(values))
+        kept.add_(values)
+        self.codec.encode(kept, out, kept)

@@ -20,7 +20,7 @@ class Half:
     def num_bytes(self, count: int) -> int:
         return 2 * count + 4
 
-    def encode(self, values: Tensor, out: Tensor) -> None:
+    def encode(self, values: Tensor, out: Tensor, lost: Tensor | None = None) -> None:
         scale = 1.0
         if self._scaled and values.numel():
             most = float(values.abs().max())

@@ -17,12 +17,16 @@ class Largest:
     def num_bytes(self, count: int) -> int:
         return 8 * self._number(count)
 
-    def encode(self, values: Tensor, out: Tensor) -> None:
+    def encode(self, values: Tensor, out: Tensor, lost: Tensor | None = None) -> None:
         number = self._number(values.numel())
         own = values.float()
         places = own.abs().topk(number, sorted=False).indices
         out[: 4 * number].view(torch.float32).copy_(own[places])
         out[4 * number :].view(torch.int32).copy_(places)
+        if lost is not None:
+            finite = bool(own[places].isfinite().all())
+            lost.copy_(own if finite else torch.zeros(()))
+            lost[places] = 0.0
 
     def decode(self, data: Tensor, out: Tensor) -> None:
         number = len(data) // 8

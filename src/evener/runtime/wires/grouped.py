@@ -1,13 +1,16 @@
 """Sums over groups, asynchronously: pieces of a buffer go through four stages, each a thread of its own.
 
-    collect inside ──► scatter between ──► gather between ──► spread inside
-    piece 3            piece 2              piece 1             piece 0
+    track 0    collect inside ──► scatter between ──► gather between ──► spread inside
+               piece 6            piece 4             piece 2            piece 0
+    track 1    piece 7            piece 5             piece 3            piece 1
 
-Every device puts the same pieces in the same order, and a stage does them in that order: no two messages of
-a pair can be taken for one another.
+Every device puts the same pieces in the same order on the same tracks, and a stage does them in that order:
+no two messages of a pair can be taken for one another. With a second track a link has something to carry
+while the first one waits for its slowest peer.
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import finalize
 
@@ -21,6 +24,8 @@ from evener.runtime.wires.inside import Inside
 from evener.runtime.wires.lane import LaneEnd
 from evener.runtime.wires.lines import Line
 
+Track = tuple[Inside, dict[int, LaneEnd]]
+LOOK_S = 0.05
 STAGES = ("collect", "scatter", "gather", "spread")
 
 
@@ -31,6 +36,7 @@ class _Piece:
     values: Tensor
     number: int
     name: tuple
+    track: int
     exact: bool
     spans: tuple[Span, ...]
     done: threading.Event = field(default_factory=threading.Event)
@@ -39,17 +45,17 @@ class _Piece:
 class GroupedWire:
     """A `Wire` that carries out `exchange`: all bits of the sum are the same on every device.
 
-    `inside` is this device's group, `ends` its lanes by number. The first error ends every reduction under
+    A track is this device's group and its lanes by number. The first error ends every reduction under
     way and all later ones; nothing that belongs to a group is kept alive then.
     """
 
-    def __init__(self, exchange: Exchange, inside: Inside, ends: dict[int, LaneEnd]) -> None:
-        self.exchange, self._inside, self._ends = exchange, inside, ends
-        self._lines = [Line(f"sum: {stage}") for stage in STAGES]
+    def __init__(self, exchange: Exchange, tracks: Sequence[Track]) -> None:
+        self.exchange, self._tracks = exchange, tuple(tracks)
+        self._lines = [[Line(f"sum {i}: {stage}") for stage in STAGES] for i in range(len(tracks))]
         self._steps = (self._collect, self._scatter, self._gather, self._spread)
         self._failure = _Failure()
         self._number = 0
-        self._end = finalize(self, _close, self._lines)
+        self._end = finalize(self, _close, [line for track in self._lines for line in track])
 
     def all_reduce(self, buffer: Tensor, key: str, *, exact_tail: int = 0) -> Pending:
         """Start summing `buffer`; see `Wire.all_reduce` in `core/seams.py`."""
@@ -76,7 +82,9 @@ class GroupedWire:
         pieces = []
         for i, values in enumerate(parts):
             spans = self.exchange.lane_spans(len(values))
-            pieces.append(_Piece(values, self._number, (name, i), exact, spans))
+            # By its place in the buffer: what is kept of a piece belongs to the track.
+            track = i % len(self._tracks)
+            pieces.append(_Piece(values, self._number, (name, i), track, exact, spans))
             self._number += 1
         return pieces
 
@@ -84,7 +92,7 @@ class GroupedWire:
         if stage == len(STAGES):
             piece.done.set()
             return
-        self._lines[stage].put(lambda: self._advance(piece, stage))
+        self._lines[piece.track][stage].put(lambda: self._advance(piece, stage))
 
     def _advance(self, piece: _Piece, stage: int) -> None:
         if self._failure.error is None:
@@ -107,20 +115,20 @@ class GroupedWire:
         self._put(piece, stage + 1)
 
     def _collect(self, piece: _Piece) -> None:
-        self._inside.collect(piece.values, piece.number, piece.spans)
+        self._tracks[piece.track][0].collect(piece.values, piece.number, piece.spans)
 
     def _scatter(self, piece: _Piece) -> None:
-        for number, end in self._ends.items():
+        for number, end in self._tracks[piece.track][1].items():
             values = piece.values[slice(*piece.spans[number])]
             end.scatter(values, piece.number, (*piece.name, number), exact=piece.exact)
 
     def _gather(self, piece: _Piece) -> None:
-        for number, end in self._ends.items():
+        for number, end in self._tracks[piece.track][1].items():
             values = piece.values[slice(*piece.spans[number])]
             end.gather(values, piece.number, (*piece.name, number), exact=piece.exact)
 
     def _spread(self, piece: _Piece) -> None:
-        self._inside.spread(piece.values, piece.number, piece.spans)
+        self._tracks[piece.track][0].spread(piece.values, piece.number, piece.spans)
 
 
 class _Failure:
@@ -141,7 +149,9 @@ class _Sum:
     def wait(self) -> None:
         pieces, self._pieces = self._pieces, []
         for piece in pieces:
-            piece.done.wait()
+            # A stage may wait for a lost device while another one knows: the first error ends this wait.
+            while not piece.done.wait(LOOK_S) and self._failure.error is None:
+                pass
         if pieces and self._failure.error is not None:
             kind, what, numbers, remedy = self._failure.error
             raise kind(f"{self._key}: {what}", numbers=numbers, remedy=remedy)

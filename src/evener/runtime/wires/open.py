@@ -13,41 +13,53 @@ from evener.runtime.wires.messages import Messages
 
 NewGroup = Callable[[Sequence[str], str], dist.ProcessGroup]
 """(devices, backend) to their group; called by every device of the job, also by those not in it."""
-# Both rounds of a lane and both ways inside a group go over one group, told apart by their tags.
-_THERE, _BACK = 1, 2
+TRACKS = 2
 
 
 def open_grouped(exchange: Exchange, here: str, seed: int, new_group: NewGroup) -> GroupedWire:
     """The wire of device `here`. Called by all devices of the job together, with the same exchange.
 
-    A group whose transport is not Gloo goes by that backend's collectives. `seed` is of what compression
-    rounds by; every device adds its own place. PlanMismatchError and UsageError as the exchange has them.
+    A group whose transport is not Gloo goes by that backend's collectives, which are in order by themselves:
+    there is one track then. `seed` is of what compression rounds by; every device adds its own place.
+    PlanMismatchError and UsageError as the exchange has them.
     """
-    inside: Inside = Alone()
+    by_messages = all(t in ("", "gloo") for t in exchange.transports)
+    insides: list[Inside] = [Alone() for _ in range(TRACKS if by_messages else 1)]
     for members, transport in zip(exchange.groups, exchange.transports, strict=True):
         if len(members) == 1:
             continue
         backend = transport or "gloo"
         owners = exchange.owners(members[0])
+        group = new_group(members, backend)
+        back_group = group if backend == "gloo" else new_group(members, backend)
+        if here not in members:
+            continue
         if backend == "gloo":
-            group = new_group(members, "gloo")
-            if here in members:
-                there, back = (Messages(group, members, here, tag) for tag in (_THERE, _BACK))
-                inside = MessagesInside(there, back, members, owners)
+            insides = [
+                MessagesInside(*_both(group, members, here, track), members, owners)
+                for track in range(len(insides))
+            ]
         else:
-            group, back_group = new_group(members, backend), new_group(members, backend)
-            if here in members:
-                inside = CollectiveInside(group, back_group, members, owners)
-    ends = {}
+            insides = [CollectiveInside(group, back_group, members, owners)]
+    ends: list[dict[int, LaneEnd]] = [{} for _ in insides]
     place = exchange.devices.index(here)
     for number, lane in enumerate(exchange.lanes):
         if lane.part == 0:
             continue  # on every device alike
         group = new_group(lane.devices, "gloo")
         if here in lane.devices:
-            there, back = (Messages(group, lane.devices, here, tag) for tag in (_THERE, _BACK))
-            ends[number] = LaneEnd(lane, there, back, _feedbacks(lane, 2 * (seed * 1009 + place)))
-    return GroupedWire(exchange, inside, ends)
+            for track, found in enumerate(ends):
+                chance = _feedbacks(lane, 2 * (TRACKS * (seed * 1009 + place) + track))
+                found[number] = LaneEnd(lane, *_both(group, lane.devices, here, track), chance)
+    return GroupedWire(exchange, list(zip(insides, ends, strict=True)))
+
+
+def _both(
+    group: dist.ProcessGroup, devices: Sequence[str], here: str, track: int
+) -> tuple[Messages, Messages]:
+    """There and back over one group, told apart from each other and from other tracks by their tags."""
+    there, back = (Messages(group, devices, here, 1 + 2 * track + way) for way in (0, 1))
+    return there, back
 
 
 def _feedbacks(lane: Lane, seed: int) -> tuple[Feedback, Feedback] | None:

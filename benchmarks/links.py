@@ -1,0 +1,321 @@
+"""Sums over hosts joined by slow links: one ring, grouped and compressed, predicted and measured.
+
+    python benchmarks/links.py --json                              all topologies
+    python benchmarks/links.py --only "2 hosts, 100 Mbit/s" --json
+
+Hosts are network namespaces with `tc tbf` on their interfaces, so this needs root and iproute2. Every link is
+measured by messages first; from these curves each way of summing 20 MB is predicted, then all are measured.
+The planner's choice is that with the fewest predicted seconds, and must be the fastest measured (within
+3 %, what two runs of one way differ by).
+"""
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import msgspec  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from common import Bar, finish, parser, say  # noqa: E402
+
+from evener.core.exchange import exchange_of  # noqa: E402
+from evener.core.figures import Curve, Figure  # noqa: E402
+from evener.core.fleet import Device, Fleet, Link  # noqa: E402
+from evener.core.plan import Reduction  # noqa: E402
+from evener.cost.exchange import choose_way, ways_of  # noqa: E402
+from evener.runtime.wires.open import open_grouped  # noqa: E402
+from tests.local.namespaces import Network, run  # noqa: E402
+
+BUFFER_BYTES = 20 * 10**6
+PORT = 29555
+SIZES = (0, 2**16, 2**18, 2**20, 2**22)
+STREAM_BYTES = 2**23  # of messages that follow one another, where a link is measured
+ENOUGH_S = 1.5  # of repeats, for one way
+MOST_REPEATS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Hosts with so many processes each; `mbit` by host, or with several switches by switch.
+
+    Process m of a host listens on switch m, or on the last one. `interleaved` numbers them host by host in
+    turn, as some launchers do.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    mbit: tuple[int, ...]
+    interleaved: bool = False
+    switches: int = 1
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names in the order of ranks."""
+        hosts = [[f"h{i}/{m}" for m in range(n)] for i, n in enumerate(self.members, start=1)]
+        if self.interleaved:
+            return tuple(h[m] for m in range(max(self.members)) for h in hosts if m < len(h))
+        return tuple(d for h in hosts for d in h)
+
+    def switch_of(self, device: str) -> int:
+        return min(int(device.partition("/")[2]), self.switches - 1)
+
+
+TOPOLOGIES = (
+    Topology(name="2 hosts, 1 Gbit/s", members=(2, 2), mbit=(1000, 1000)),
+    Topology(name="2 hosts, 100 Mbit/s", members=(2, 2), mbit=(100, 100)),
+    Topology(name="2 hosts, 100 Mbit/s, ranks in turn", members=(2, 2), mbit=(100, 100), interleaved=True),
+    Topology(name="3 hosts, 1 Gbit/s", members=(2, 2, 2), mbit=(1000, 1000, 1000)),
+    Topology(name="3 hosts, 100 Mbit/s", members=(2, 2, 2), mbit=(100, 100, 100)),
+    Topology(name="3 hosts, one at 100 Mbit/s", members=(2, 2, 2), mbit=(1000, 1000, 100)),
+    Topology(name="2 hosts, two paths of 200 and 100 Mbit/s", members=(2, 2), mbit=(200, 100), switches=2),
+)
+
+
+class Trial(msgspec.Struct):
+    """One way of summing that every process is to measure."""
+
+    name: str
+    reductions: tuple[Reduction, ...] = ()
+
+
+def worker(rank: int, devices: tuple[str, ...], address: str, links: list, compress: tuple[str, ...]) -> None:
+    """Measure every link of `links` and every way to sum; the first process prints both as JSON."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    store = dist.TCPStore(address, PORT, is_master=rank == 0, wait_for_workers=False)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=len(devices), timeout=timedelta(seconds=100)
+    )
+    rate = memory_rate()
+    curves = measure_links(rank, devices, links)
+    told = [None]
+    if rank == 0:
+        fleet = fleet_of(devices, links, curves, rate)
+        told = [[Trial(w.name, w.reductions) for w in ways_of(fleet, devices, compress)]]
+    dist.broadcast_object_list(told, 0)
+    found = {trial.name: measure_trial(rank, devices, trial) for trial in told[0]}
+    if rank == 0:
+        print(msgspec.json.encode({"rate": rate, "curves": curves, "seconds": found}).decode())
+    dist.barrier()
+
+
+def measure_link(rank: int, a: int, b: int) -> list[tuple[float, float]]:
+    """(bytes, seconds of one message in a stream of them) from rank a to rank b; the others do nothing.
+
+    A stream, because a shaped link lets the first bytes after a rest pass at once.
+    """
+    points: list[tuple[float, float]] = []
+    for size in SIZES:
+        buffer = torch.zeros(max(1, size), dtype=torch.uint8)
+        number = max(4, min(16, STREAM_BYTES // max(1, size)))
+        taken = []
+        for _ in range(3):
+            start = time.perf_counter()
+            if rank == a:
+                for work in [dist.isend(buffer, b) for _ in range(number)]:
+                    work.wait()
+                dist.recv(torch.zeros(1), b)
+            elif rank == b:
+                for work in [dist.irecv(torch.empty_like(buffer), a) for _ in range(number)]:
+                    work.wait()
+                dist.send(torch.zeros(1), a)
+            taken.append((time.perf_counter() - start) / number)
+        points.append((float(size), max(median(taken), points[-1][1] if points else 0.0)))
+    return points
+
+
+def measure_links(rank: int, devices: tuple[str, ...], links: list) -> list[list[tuple[float, float]]]:
+    """Those inside hosts all at once, as sums use them; those between hosts one after another."""
+    found: list[list[tuple[float, float]]] = [[] for _ in links]
+    inside = [i for i, (a, b) in enumerate(links) if a.partition("/")[0] == b.partition("/")[0]]
+    for turn in [inside, *([i] for i in range(len(links)) if i not in inside)]:
+        dist.barrier()
+        for i in turn:
+            if devices[rank] in links[i]:
+                found[i] = measure_link(rank, *(devices.index(d) for d in links[i]))
+        for i in turn:
+            told = [found[i]]
+            dist.broadcast_object_list(told, devices.index(links[i][0]))
+            found[i] = told[0]
+    return found
+
+
+def memory_rate() -> float:
+    """Bytes of memory touched in a second while all other processes do the same: what packing goes by."""
+    source, target = torch.ones(2**18), torch.zeros(2**18)
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(400):
+        target.copy_(source)
+    told = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    return 400 * 2 * source.nbytes / float(told)
+
+
+def measure_trial(rank: int, devices: tuple[str, ...], trial: Trial) -> list[float]:
+    """Seconds of each sum until the last device has it."""
+
+    def new_group(names: Any, backend: str) -> Any:
+        return dist.new_group([devices.index(d) for d in names], backend=backend)
+
+    exchange = exchange_of(trial.reductions, devices)
+    wire = open_grouped(exchange, devices[rank], 0, new_group) if exchange else None
+    buffer = torch.randn(BUFFER_BYTES // 4, generator=torch.Generator().manual_seed(rank))
+    values, seconds = buffer.clone(), []
+    expected = buffer.clone()
+    dist.all_reduce(expected)
+    while len(seconds) < MOST_REPEATS and (len(seconds) < 3 or sum(seconds) < ENOUGH_S):
+        values.copy_(buffer)
+        dist.barrier()
+        start = time.perf_counter()
+        if wire:
+            wire.all_reduce(values, "step 0, bucket 0").wait()
+        else:
+            dist.all_reduce(values)
+        taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        dist.all_reduce(taken, dist.ReduceOp.MAX)
+        seconds.append(float(taken))
+    error = float((values - expected).norm() / expected.norm())
+    lossy = exchange is not None and exchange.compresses
+    assert error < (1.0 if lossy else 1e-6), f"{trial.name}: {error}"
+    if wire:
+        wire.close()
+    return seconds[1:] if len(seconds) > 3 else seconds
+
+
+def shaped(net: Network, topology: Topology) -> None:
+    for i, host in enumerate(net.hosts):
+        for k in range(topology.switches):
+            mbit = topology.mbit[k if topology.switches > 1 else i]
+            # Tokens for two milliseconds; both ways, as a host's slow link is slow to receive as well.
+            shaper = ["tbf", "rate", f"{mbit}mbit", "burst", f"{max(16, mbit // 4)}kb", "latency", "100ms"]
+            run("tc", "-n", host, "qdisc", "replace", "dev", f"eth{k}", "root", *shaper)
+            port = net.port(i + 1, k)
+            run("tc", "-n", net.middle, "qdisc", "replace", "dev", port, "root", *shaper)
+
+
+def measured(topology: Topology, links: list[tuple[str, str]], compress: tuple[str, ...]) -> dict[str, Any]:
+    devices = topology.devices
+    with Network(len(topology.members), topology.switches) as net:
+        shaped(net, topology)
+        started = []
+        for rank, device in enumerate(devices):
+            host = int(device.partition("/")[0][1:])
+            started.append(
+                net.start(
+                    host,
+                    worker,
+                    rank,
+                    devices,
+                    net.address(1),
+                    links,
+                    compress,
+                    GLOO_SOCKET_IFNAME=f"eth{topology.switch_of(device)}",
+                )
+            )
+        ends = [s.finish(170) for s in started]
+    assert all(code == 0 for code, _, _ in ends), ends
+    return msgspec.json.decode(ends[0][1])
+
+
+def links_of(topology: Topology) -> list[tuple[str, str]]:
+    """The pairs to measure: neighbours inside hosts; between hosts one a pair of hosts, or one a path."""
+    hosts: dict[str, list[str]] = {}
+    for device in topology.devices:
+        hosts.setdefault(device.partition("/")[0], []).append(device)
+    members = list(hosts.values())
+    inside = [(m[0], m[1]) for m in members if len(m) > 1]
+    paths = range(topology.switches)
+    between = [(a[k], b[k]) for i, a in enumerate(members) for b in members[i + 1 :] for k in paths]
+    return inside + between
+
+
+def fleet_of(devices: tuple[str, ...], links: list, curves: list, rate: float) -> Fleet:
+    """The fleet as measured. A pair measured once for two hosts serves all their pairs."""
+    memory = Figure(value=rate, source="measured")
+    ends = [tuple(d.partition("/")[0] for d in pair) for pair in links]
+    made = []
+    for pair, hosts, points in zip(links, ends, curves, strict=True):
+        alone = hosts[0] == hosts[1] or ends.count(hosts) == 1
+        a, b = hosts if alone else pair
+        curve = Curve(points=tuple((b, s) for b, s in points), source="measured")
+        made.append(Link(a=a, b=b, curve=curve))
+        if not alone and all(x.a != hosts[0] or x.b != hosts[1] for x in made):
+            made.append(Link(a=hosts[0], b=hosts[1], curve=curve))  # pairs across the paths
+    return Fleet(
+        devices=tuple(Device(name=d, kind="process", bytes_per_s=memory) for d in devices), links=tuple(made)
+    )
+
+
+def compared(topology: Topology, compress: tuple[str, ...]) -> dict[str, Any]:
+    """Seconds of every way, predicted and measured, and whether the choice was right."""
+    links = links_of(topology)
+    told = measured(topology, links, compress)
+    fleet = fleet_of(topology.devices, links, told["curves"], told["rate"])
+    ways = {w.name: w.seconds(BUFFER_BYTES) for w in ways_of(fleet, topology.devices, compress)}
+    seconds = {name: median(s) for name, s in told["seconds"].items()}
+    chosen = {
+        "exact": choose_way(fleet, topology.devices, [BUFFER_BYTES]).way.name,
+        "any": choose_way(fleet, topology.devices, [BUFFER_BYTES], compress=compress).way.name,
+    }
+    fastest = {
+        "exact": min((n for n in seconds if "," not in n), key=seconds.__getitem__),
+        "any": min(seconds, key=seconds.__getitem__),
+    }
+    say(f"{topology.name}")
+    for name, s in seconds.items():
+        say(
+            f"  {name:14} predicted {1e3 * ways[name]:8.1f} ms  measured {1e3 * s:8.1f} ms "
+            f"({ways[name] / s - 1:+.1%})  {seconds['ring'] / s:.2f} x the ring"
+        )
+    return {
+        "topology": topology.name,
+        "predicted_s": ways,
+        "measured_s": seconds,
+        "curves": told["curves"],
+        "memory_bytes_per_s": told["rate"],
+        "chosen": chosen,
+        "fastest": fastest,
+        "behind_fastest": {k: seconds[chosen[k]] / seconds[fastest[k]] - 1 for k in chosen},
+    }
+
+
+def main() -> int:
+    p = parser(__doc__)
+    p.add_argument("--only", action="append", help="this topology; may be repeated")
+    p.add_argument("--compress", default="bf16,int8", help="ways between hosts, with commas")
+    options = p.parse_args()
+    chosen = [t for t in TOPOLOGIES if not options.only or t.name in options.only]
+    found = [compared(t, tuple(options.compress.split(","))) for t in chosen]
+    bars = []
+    for row in found:
+        name = row["topology"]
+        bars += [
+            Bar(
+                name=f"{name}: {way}, predicted off by",
+                value=abs(s / row["measured_s"][way] - 1),
+                at_most=0.1,
+            )
+            for way, s in row["predicted_s"].items()
+        ]
+        best = min(s for way, s in row["measured_s"].items() if "lane" in way and "," not in way)
+        bars.append(
+            Bar(name=f"{name}: grouped, times the ring", value=row["measured_s"]["ring"] / best, at_least=1.7)
+        )
+        for kind, behind in row["behind_fastest"].items():
+            bars.append(
+                Bar(name=f"{name}: choice of {kind} ways, behind the fastest by", value=behind, at_most=0.03)
+            )
+    return finish({"topologies": found}, bars, as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""Which way gradients are summed: one ring over all devices, or groups and lanes, compressed or not.
+
+The candidates are few and each is priced with the formula that the runtime keeps to, so the choice is the
+least of the predicted seconds.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from evener.core.collectives import all_reduce_seconds, ring, ring_order, slowed
+from evener.core.exchange import Exchange, exchange_of
+from evener.core.exchange_seconds import exchange_seconds
+from evener.core.figures import Curve
+from evener.core.fleet import Fleet
+from evener.core.plan import Plan, Reduction
+from evener.core.split import apportion
+from evener.cost.communication import Network
+
+LEAST_GAIN = 0.03
+"""A way is left for another only if that saves so much: predictions are no better than this."""
+VENDORS = {"cuda": "nccl", "xpu": "xccl"}
+_TYPICAL_BYTES = 1e6
+_STEPS = 40  # of a bisection: a part in 10^12
+_KEPT = "what that loses is kept and added to the next step's, and dropped when a device is lost"
+LOSSES = {
+    "bf16": "rounded to 8 bits of precision",
+    "fp16": "rounded to 11 bits of precision",
+    "int8": f"255 levels for each 256 values, rounded by chance; {_KEPT}",
+    "int4": f"15 levels for each 64 values, rounded by chance; {_KEPT}",
+    "top1%": f"only the largest hundredth; {_KEPT}",
+}
+RING = "one ring over all devices that take samples"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to sum: what the plan says, and seconds by bytes of one buffer."""
+
+    name: str
+    reductions: tuple[Reduction, ...]
+    seconds: Callable[[float], float]
+    compression: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The way taken, the sentence why, and all ways with their seconds for the buffers asked about."""
+
+    way: Way
+    why: str
+    seconds: dict[str, float]
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """The plan's, the reason with the last of them: how the hosts are joined is what was chosen."""
+        *before, last = self.way.reductions
+        return (*before, _with_reason(last, self.why))
+
+
+def choose_way(
+    fleet: Fleet,
+    names: tuple[str, ...],
+    buffers: Sequence[float],
+    *,
+    sums: str = "auto",
+    compress: Sequence[str] = (),
+) -> Choice:
+    """The way that sums `buffers` (bytes each) over two or more devices in the fewest seconds.
+
+    `sums` "ring" or "grouped" takes that one; `compress` names what may be used between hosts. A lossy way
+    must save `LEAST_GAIN` against every exact one. Example: 2 hosts of 2 at 12.5 MB/s: 1.6 s for 20 MB where
+    one ring takes 2.4 s.
+    """
+    ways = ways_of(fleet, names, compress)
+    if sums == "ring":
+        ways = [w for w in ways if w.name == "ring"]
+    elif sums == "grouped" and len(ways) > 1:
+        ways = [w for w in ways if w.name != "ring"]
+    seconds = {w.name: sum(w.seconds(b) for b in buffers) for w in ways}
+    exact = [w for w in ways if w.compression is None]
+    best = exact[0]
+    for way in (*exact[1:], *(w for w in ways if w.compression)):
+        if seconds[way.name] < seconds[best.name] * (1 - LEAST_GAIN):
+            best = way
+    return Choice(way=best, why=_why(best, ways, seconds, sum(buffers), sums), seconds=seconds)
+
+
+def ways_of(fleet: Fleet, names: tuple[str, ...], compress: Sequence[str] = ()) -> list[Way]:
+    """All ways worth pricing: the ring first, then groups with one lane and with one for each member."""
+    hops = _ring(fleet, names)
+    types = {fleet.device(n).type for n in names}
+    transport = VENDORS.get(next(iter(types)), "gloo") if len(types) == 1 else "gloo"
+    ring_way = Reduction(devices=names, transport=transport)
+    ways = [Way(name="ring", reductions=(ring_way,), seconds=lambda size: all_reduce_seconds(size, hops))]
+    hosts: dict[str, list[str]] = {}
+    for name in names:
+        hosts.setdefault(fleet.device(name).host, []).append(name)
+    if len(hosts) < 2 or any(hop is None for hop in hops):
+        return ways
+    most = max(len(members) for members in hosts.values())
+    for count in sorted({1, most}):
+        for compression in (None, *compress):
+            reductions = _grouped(fleet, list(hosts.values()), count, compression)
+            exchange = exchange_of(reductions, names)
+            assert exchange is not None
+            lanes = "1 lane" if count == 1 else f"{count} lanes"
+            by = f", {compression}" if compression else ""
+            ways.append(
+                Way(
+                    name=f"{lanes}{by}",
+                    reductions=reductions,
+                    seconds=_priced(exchange, fleet),
+                    compression=compression,
+                )
+            )
+    return ways
+
+
+def _ring(fleet: Fleet, names: tuple[str, ...]) -> tuple[Curve | None, ...]:
+    """The hops of a ring in the order of `names`, which is how a backend goes round.
+
+    Where that is not host by host, several hops leave a host by the one link at once and share its rate.
+    """
+    if ring_order(fleet, names) == list(names):
+        return ring(fleet, names)
+    pairs = list(zip(names, names[1:] + names[:1], strict=True))
+    ways = [tuple(fleet.device(d).host for d in pair) for pair in pairs]
+    crossing = Counter(way[0] for way in ways if way[0] != way[1])
+    return tuple(
+        None if link is None else slowed(link.curve, crossing[way[0]] if way[0] != way[1] else 1)
+        for link, way in zip((fleet.link(*pair) for pair in pairs), ways, strict=True)
+    )
+
+
+def _priced(exchange: Exchange, fleet: Fleet) -> Callable[[float], float]:
+    return lambda size: exchange_seconds(size, exchange, fleet)
+
+
+def _grouped(
+    fleet: Fleet, hosts: list[list[str]], count: int, compression: str | None
+) -> tuple[Reduction, ...]:
+    """Groups by host, and `count` lanes by the members with the best paths, in parts by their rate."""
+    inside = []
+    for members in hosts:
+        types = {fleet.device(m).type for m in members}
+        transport = VENDORS.get(next(iter(types)), "gloo") if len(types) == 1 else "gloo"
+        if len(members) > 1:
+            where = fleet.device(members[0]).host
+            inside.append(
+                Reduction(devices=tuple(members), transport=transport, reason=f"together on {where}")
+            )
+    order = [
+        sorted(members, key=lambda m: _best_s(fleet, m, [d for h in hosts if h is not members for d in h]))
+        for members in hosts
+    ]
+    lanes = [tuple(members[i % len(members)] for members in order) for i in range(count)]
+    rates = [1 / _slowest_s(fleet, lane) for lane in lanes]
+    lossy = f" in {compression}" if compression else ""
+    return (
+        *inside,
+        *(
+            Reduction(
+                devices=lane,
+                transport="gloo",
+                compression=compression,
+                part=rate / sum(rates),
+                adds=_adds(fleet, lane),
+                reason=f"between hosts, {rate / sum(rates):.0%} of the values{lossy}",
+            )
+            for lane, rate in zip(lanes, rates, strict=True)
+        ),
+    )
+
+
+def _best_s(fleet: Fleet, name: str, others: Sequence[str]) -> float:
+    """Seconds of a message of 1 MB over the best path of `name` to other hosts."""
+    return min(_message_s(fleet, name, other) for other in others)
+
+
+def _slowest_s(fleet: Fleet, lane: Sequence[str]) -> float:
+    return max(_message_s(fleet, a, b) for i, a in enumerate(lane) for b in lane[:i])
+
+
+def _message_s(fleet: Fleet, a: str, b: str) -> float:
+    link = fleet.link(a, b)
+    return link.curve.seconds(_TYPICAL_BYTES) if link else float("inf")
+
+
+def _adds(fleet: Fleet, lane: tuple[str, ...]) -> dict[str, float]:
+    """The part of a lane's values that each member adds up, so that all links are done at once.
+
+        bytes of a member = 1 + part · (n - 2)        least T with  bytes ≤ T · rate  everywhere
+
+    A member with a slow link adds up less. Equal for two members, where it makes no difference. Example: 3
+    members, one at a tenth of the rate: 1/2, 1/2 and 0.
+    """
+    n = len(lane)
+    rates = [1 / _best_s(fleet, d, [x for x in lane if x != d]) for d in lane]
+    if n == 2 or max(rates) < 1.1 * min(rates):
+        return {}
+
+    def parts(limit: float) -> list[float]:
+        return [min(1.0, max(0.0, (limit * r / min(rates) - 1) / (n - 2))) for r in rates]
+
+    low, high = 0.0, float(n)
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(parts(middle)) >= 1 else (middle, high)
+    thousandths = apportion(1000, parts(high))
+    return {d: k / 1000 for d, k in zip(lane, thousandths, strict=True)}
+
+
+def sums_of(network: Network, plan: Plan) -> Callable[[tuple[str, ...], float, int], float]:
+    """Seconds of one sum under `plan`, by (devices, bytes, lanes of tensor-parallel groups).
+
+    In data parallelism as the plan's reductions say, where it has any; else see `Network.all_reduce_s`.
+    """
+    if not plan.reductions or not plan.is_data_parallel:
+        return network.all_reduce_s
+    exchange = exchange_of(plan.reductions, plan.devices)
+
+    def seconds(names: tuple[str, ...], num_bytes: float, lanes: int) -> float:
+        if exchange is None:
+            return network.flat_all_reduce_s(names, num_bytes, lanes)
+        return exchange_seconds(num_bytes, exchange, network.fleet)
+
+    return seconds
+
+
+def compressed_parts(reductions: Sequence[Reduction]) -> tuple[str, ...]:
+    """Sentences for a plan's `inexact`, one for each compression."""
+    used = dict.fromkeys(r.compression for r in reductions if r.compression)
+    return tuple(f"gradients go between hosts as {name}: {LOSSES[name]}" for name in used)
+
+
+def _why(best: Way, ways: Sequence[Way], seconds: dict[str, float], size: float, sums: str) -> str:
+    told = ", ".join(f"{w.name} {_ms(seconds[w.name])}" for w in ways if w is not best)
+    if not told:
+        return RING if best.name == "ring" else f"{best.name} as asked for"
+    asked = "as asked for, " if sums != "auto" else ""
+    name = RING if best.name == "ring" else f"groups by host with {best.name}"
+    return f"{asked}{name}: {_ms(seconds[best.name])} for {size / 1e6:.3g} MB; {told}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _with_reason(reduction: Reduction, why: str) -> Reduction:
+    return replace(reduction, reason=f"{reduction.reason}; {why}" if reduction.reason else why)

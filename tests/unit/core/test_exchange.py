@@ -1,0 +1,74 @@
+"""What a plan's reductions say about groups and lanes."""
+
+import pytest
+
+from evener.core.exchange import adds_spans, exchange_of
+from evener.core.exchange_seconds import exchange_seconds
+from evener.core.figures import line
+from evener.core.fleet import Device, Fleet, Link
+from evener.core.plan import Reduction
+from evener.errors import PlanMismatchError
+
+NAMES = ("a/0", "a/1", "b/0")
+GROUP = Reduction(devices=("a/0", "a/1"), transport="gloo")
+
+
+def lane(*devices: str, part: float = 1.0, **more) -> Reduction:
+    return Reduction(devices=devices, transport="gloo", part=part, **more)
+
+
+def test_no_lanes_are_one_sum() -> None:
+    assert exchange_of((), NAMES) is None
+    assert exchange_of((Reduction(devices=NAMES, transport="gloo"),), NAMES) is None
+
+
+def test_groups_and_lanes_are_in_the_order_of_devices() -> None:
+    found = exchange_of(
+        (lane("b/0", "a/1", part=0.25, adds={"b/0": 3.0, "a/1": 1.0}), GROUP, lane("a/0", "b/0", part=0.75)),
+        NAMES,
+    )
+    assert found is not None
+    assert found.groups == (("a/0", "a/1"), ("b/0",))
+    assert [x.devices for x in found.lanes] == [("a/1", "b/0"), ("a/0", "b/0")]
+    assert found.owners("a/0") == ("a/1", "a/0") and found.owners("b/0") == ("b/0", "b/0")
+    assert found.lane_spans(8) == ((0, 2), (2, 8))
+    assert adds_spans(found.lanes[0], 8) == ((0, 2), (2, 8))
+
+
+@pytest.mark.parametrize(
+    ("reductions", "said"),
+    [
+        ((GROUP, Reduction(devices=("a/1", "b/0"), transport="gloo"), lane("a/0", "b/0")), "same device"),
+        ((GROUP, lane("a/0", "a/1")), "one member of each group"),
+        ((GROUP, lane("a/0", "b/0", part=0.0)), "sum to nothing"),
+        ((GROUP, lane("a/0", "b/0", part=-1.0)), "below 0"),
+        ((GROUP, lane("a/0", "b/0", adds={"c/0": 1.0})), "all 0"),
+        ((GROUP, lane("a/0", "c/0")), "one member of each group"),
+        ((Reduction(devices=NAMES, transport="gloo"), lane("a/0")), "one group"),
+        ((Reduction(devices=("a/0", "z/0"), transport="gloo"), lane("a/0", "a/1", "b/0")), "groups hold"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_refused(reductions, said: str) -> None:
+    with pytest.raises(PlanMismatchError, match=said):
+        exchange_of(reductions, NAMES)
+
+
+def test_seconds_of_the_example() -> None:
+    """20 MB between 2 hosts at 12.5 MB/s: each sends all of it once, 1.6 s, and a little to fill."""
+    names = ("a/0", "a/1", "b/0", "b/1")
+    fleet = Fleet(
+        devices=tuple(Device(name=n, kind="k") for n in names),
+        links=(
+            Link(a="a", b="a", curve=line(1e-5, 4e9)),
+            Link(a="b", b="b", curve=line(1e-5, 4e9)),
+            Link(a="a", b="b", curve=line(1e-4, 12.5e6)),
+        ),
+    )
+    reductions = (GROUP, Reduction(devices=("b/0", "b/1"), transport="gloo"), lane("a/0", "b/0"))
+    found = exchange_of(reductions, names)
+    assert found is not None
+    assert exchange_seconds(20e6, found, fleet) == pytest.approx(1.6, rel=0.02)
+    small = exchange_of((*reductions[:2], lane("a/0", "b/0", compression="int8")), names)
+    assert small is not None
+    packing_s = 2 * 2.5e6 * (110 + 50) / 8e9  # two rounds, half of the values packed and half unpacked
+    assert exchange_seconds(20e6, small, fleet) == pytest.approx(1.6 * 0.254 + packing_s, rel=0.1)

@@ -1,0 +1,107 @@
+"""A wire over groups: what it does with losses, lost devices and devices that disagree."""
+
+import threading
+
+import pytest
+import torch
+
+from evener.core.exchange import PIECE_BYTES, exchange_of
+from evener.core.plan import Reduction
+from evener.errors import EvenerError, PeerLostError, ReductionMismatchError
+from tests.mailboxes import Post, wires
+
+NAMES = ("a/0", "a/1", "b/0", "b/1")
+INSIDE = (
+    Reduction(devices=("a/0", "a/1"), transport="gloo"),
+    Reduction(devices=("b/0", "b/1"), transport="gloo"),
+)
+
+
+def lanes(compression: str | None = None) -> tuple[Reduction, ...]:
+    return (
+        *INSIDE,
+        Reduction(devices=("a/0", "b/0"), transport="gloo", part=0.5, compression=compression),
+        Reduction(devices=("a/1", "b/1"), transport="gloo", part=0.5, compression=compression),
+    )
+
+
+def summed(buffers: dict[str, torch.Tensor], compression: str | None, tail: int = 0, steps: int = 1):
+    """Every device's sum, in place, `steps` times over with the same values; the mean of the sums."""
+    made = wires(exchange_of(lanes(compression), NAMES), Post())
+    total = 0
+    for step in range(steps):
+        own = {d: b.clone() for d, b in buffers.items()}
+        pending = [w.all_reduce(own[d], f"step {step}, bucket 0", exact_tail=tail) for d, w in made.items()]
+        for p in pending:
+            p.wait()
+        assert all(torch.equal(own["a/0"].nan_to_num(), b.nan_to_num()) for b in own.values())
+        total = total + own["a/0"]
+    for wire in made.values():
+        wire.close()
+    return total / steps
+
+
+def randoms(size: int = 5000) -> dict[str, torch.Tensor]:
+    return {d: torch.randn(size, generator=torch.Generator().manual_seed(i)) for i, d in enumerate(NAMES)}
+
+
+@pytest.mark.parametrize(
+    ("compression", "bound"), [("bf16", 5e-3), ("fp16", 6e-4), ("int8", 2e-2), ("int4", 0.3)]
+)
+def test_a_compressed_sum_is_near_and_its_tail_exact(compression: str, bound: float) -> None:
+    buffers = randoms()
+    expected = sum(buffers.values())
+    found = summed(buffers, compression, tail=7)
+    error = (found - expected)[:-7].norm() / expected.norm()
+    assert 0 < error < bound
+    assert torch.allclose(found[-7:], expected[-7:], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("compression", ["int8", "int4", "top1%"])
+def test_kept_errors_come_later(compression: str) -> None:
+    """Over many steps the mean is nearer than one step: what is lost in one is in the next."""
+    buffers = randoms(800)
+    expected = sum(buffers.values())
+    once = (summed(buffers, compression) - expected).norm()
+    often = (summed(buffers, compression, steps=60) - expected).norm()
+    assert often < once / 5 or (compression == "top1%" and often < once / 1.5)
+
+
+@pytest.mark.parametrize("compression", [None, "bf16", "fp16", "int8", "int4", "top1%"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_arrives_as_such(compression: str | None, value: float) -> None:
+    buffers = randoms(3000)
+    buffers["b/1"][1234] = value
+    found = summed(buffers, compression)
+    assert not found.isfinite().all()
+    assert not found[1234 - 300 : 1234 + 300].isfinite().all()
+
+
+def fails(wire, buffer: torch.Tensor) -> EvenerError:
+    with pytest.raises(EvenerError) as e:
+        wire.all_reduce(buffer, "step 3, bucket 1").wait()
+    return e.value
+
+
+def test_a_lost_device_ends_every_wait_and_all_later_sums() -> None:
+    post = Post()
+    made = wires(exchange_of(lanes(), NAMES), post)
+    pending = [made[d].all_reduce(torch.ones(PIECE_BYTES), "step 3, bucket 1") for d in NAMES[:3]]
+    threading.Timer(0.2, post.lose, ("b/1",)).start()
+    with pytest.raises(PeerLostError, match="step 3, bucket 1"):
+        pending[2].wait()
+    assert isinstance(fails(made["b/0"], torch.ones(1)), PeerLostError)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [(torch.ones(9), "5 torch.float32"), (torch.ones(8, dtype=torch.float64), "float64")],
+    ids=["size", "dtype"],
+)
+def test_devices_that_disagree_are_told_so(theirs: torch.Tensor, told: str) -> None:
+    made = wires(exchange_of(lanes(), NAMES), Post())
+    own = {d: torch.ones(8) for d in NAMES} | {"b/1": theirs}
+    pending = {d: made[d].all_reduce(own[d], "step 0, bucket 0") for d in NAMES}
+    with pytest.raises(ReductionMismatchError) as e:
+        pending["b/0"].wait()
+    assert "4 torch.float32" in e.value.numbers and told in e.value.numbers
