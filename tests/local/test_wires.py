@@ -1,5 +1,7 @@
 """Sums over groups in real processes: exact, the same bits everywhere, and one message for every trouble."""
 
+import os
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -8,8 +10,9 @@ import torch.distributed as dist
 
 from evener.core.exchange import exchange_of
 from evener.core.plan import Reduction
-from evener.errors import PeerLostError, ReductionMismatchError
+from evener.errors import PeerLostError
 from evener.runtime.wires.open import open_grouped
+from evener.session.members.sockets import GroupSockets
 from tests.local.pool import Pool
 
 NAMES = ("a/0", "a/1", "b/0", "b/1")
@@ -90,3 +93,39 @@ def test_a_grouped_sum_is_exact_and_the_same_everywhere(
         bound = 1e-6 if dtype == torch.float32 else 1e-12
         assert (first.double() - expected).norm() <= bound * expected.norm()
         assert all(torch.equal(torch.from_numpy(f[i]), first) for f in found)
+
+
+def sum_until_lost(rank: int, world_size: int, names, reductions) -> tuple[str, float]:
+    """Device b/1 ends in mid-exchange; the others sum on until they learn of it, and then wake the rest."""
+    sockets = GroupSockets()
+    with sockets.opening():
+        wire = wire_of(rank, names, reductions)
+    wire.all_reduce(torch.ones(1000), "step 0, bucket 0").wait()
+    start = time.monotonic()
+    pending = [wire.all_reduce(torch.ones(2_000_000), f"step 1, bucket {i}") for i in range(20)]
+    if names[rank] == "b/1":
+        pending[0].wait()
+        os._exit(1)
+    try:
+        for p in pending:
+            p.wait()
+    except PeerLostError as e:
+        told = str(e)
+    else:
+        told = ""
+    sockets.shut()  # as a generation that ends does
+    return told, time.monotonic() - start
+
+
+@pytest.mark.parametrize("compression", [None, "int8"])
+def test_a_device_lost_in_mid_exchange_wakes_all(pool: Pool, compression: str | None) -> None:
+    halves = (
+        lane("a/0", "b/0", part=0.5, compression=compression),
+        lane("a/1", "b/1", part=0.5, compression=compression),
+    )
+    *others, lost = pool.outcomes(sum_until_lost, 4, NAMES, (*INSIDE, *halves))
+    assert "died" in lost.error
+    for outcome in others:
+        assert outcome.ok, outcome.error
+        told, seconds = outcome.value
+        assert "another device left or went silent" in told and seconds < 10

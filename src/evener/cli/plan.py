@@ -286,6 +286,10 @@ def show(result: PlanResult, console: Console, told: tuple[Advice, ...] = ()) ->
     if prediction.source == "assumed":
         console.print("assumed: no second of this was measured")
     console.print(f"limit: {result.limiter}")
+    for r in plan.reductions if len(plan.reductions) > 1 else ():
+        console.print(f"gradients: {', '.join(r.devices)}: {r.reason}")
+    for sentence in plan.inexact:
+        console.print(f"not exact: {sentence}")
     for x in plan.left_out:
         console.print(f"left out: {x.device}: {x.reason}")
     for reason in result.reasons:
