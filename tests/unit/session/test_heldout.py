@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Totals
-from evener.session.heldout import Heldout, evaluate_heldout
+from evener.session.heldout import Heldout, evaluate_heldout, mean_of
 from evener.session.tables import JobTables
 
 TOTALS = Totals(
@@ -28,6 +28,7 @@ TOTALS = Totals(
 def evaluated(totals: Totals) -> tuple[Heldout | None, list[str]]:
     steps: Any = SimpleNamespace(
         recipe=SimpleNamespace(heldout=[0] * 4),
+        plan=SimpleNamespace(global_batch=4),
         playbook=SimpleNamespace(forwards=lambda size: (None, ()), held_out_reads=lambda size: []),
         layout=SimpleNamespace(tables=JobTables()),
         executor=SimpleNamespace(evaluate=lambda row, routes, fetch, size: totals),
@@ -41,6 +42,13 @@ def evaluated(totals: Totals) -> tuple[Heldout | None, list[str]]:
 
 def test_means_over_all_devices() -> None:
     assert evaluated(TOTALS) == (Heldout(loss=1.5, metrics={"accuracy": 0.75}), [])
+
+
+def test_batches_count_by_their_weight_and_one_without_a_number_spoils_the_mean() -> None:
+    parts = [replace(TOTALS, loss_sum=3.0, weight=3.0), replace(TOTALS, loss_sum=5.0, weight=1.0)]
+    assert mean_of(parts)[0] == Heldout(loss=2.0, metrics={"accuracy": 0.75})
+    found, why_not = mean_of([*parts, replace(TOTALS, health={"lab/a": NON_FINITE})])
+    assert found is None and "lab/a has a loss that is NaN" in why_not
 
 
 @pytest.mark.parametrize(
