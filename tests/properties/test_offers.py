@@ -54,7 +54,8 @@ def built(kinds, names, of, hop_s):
 def every_way(kinds, names, of, batch, hop_s, prices, hosts):
     """(seconds, money, devices) of every split of the batch over every set: slowest device, then the sum.
 
-    A ring over n devices takes 2 (n - 1) hops, each of `hop_s` whatever it carries.
+    A ring over n devices takes 2 (n - 1) hops, each of `hop_s` whatever it carries; groups by host,
+    which take other hops, are not asked for.
     """
     for split in itertools.product(range(batch + 1), repeat=len(names)):
         if sum(split) == batch:
@@ -69,7 +70,7 @@ def every_way(kinds, names, of, batch, hop_s, prices, hosts):
 def test_cheapest_and_fastest_equal_exhaustive_search(case):
     kinds, names, of, batch, hop_s, prices, hosts, deadline, budget_cents = case
     fleet, profile = built(kinds, names, of, hop_s)
-    job = Job(global_batch=batch, memory_margin=0.0)
+    job = Job(global_batch=batch, memory_margin=0.0, sums="ring")
     rates = Rates(devices=prices, hosts=hosts)
 
     def solve(chosen, limit):
