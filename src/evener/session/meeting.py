@@ -199,4 +199,8 @@ def open_meeting() -> Meeting:
             numbers=", ".join(f"{k}={os.environ.get(k)}" for k in ("MASTER_ADDR", "MASTER_PORT", "RANK")),
             remedy="start with torchrun or evener train; check the address and that the port is free",
         ) from e
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    if attempt is not None:
+        # torchrun keeps its store when it starts processes again: what was told before must not be read.
+        store = dist.PrefixStore(f"attempt {attempt} of {world_size}", store)
     return Meeting(store, rank, world_size)

@@ -42,7 +42,7 @@ def next_turn(member: Member, before: Generation, why: str) -> tuple[int, Turn] 
     for lost. Should a device be lost meanwhile, the roll is called again, for the generation after.
     """
     member.stopwatch.start()
-    number, expected = before.number, before.turn.stays
+    number, expected = before.number, _expected(before)
     standing = before.standing(member)
     while True:
         number += 1
@@ -67,6 +67,12 @@ def next_turn(member: Member, before: Generation, why: str) -> tuple[int, Turn] 
         return number, turn
 
 
+def _expected(before: Generation) -> tuple[str, ...]:
+    """Who may be on the roll: those that leave too, unless a step proves that they have handed over."""
+    has_moved = before.steps is not None and before.steps.number > before.turn.step
+    return before.turn.stays if has_moved else before.turn.members
+
+
 def _called(
     member: Member,
     before: Generation,
@@ -81,7 +87,7 @@ def _called(
     begin(member.meeting, number, member.here)
     planned = room.get("planned", Planned) if room.has("planned") else None
     if planned is not None:
-        expected = (*expected, *(m for m in planned.members if m not in before.turn.members))
+        expected = (*expected, *(m for m in planned.members if m not in expected))
     # Nobody needs waking: from here on this thread waits for keys of the store alone, and looks up.
     pulse.watch(number, [d for d in expected if d != member.here], lambda reason: None)
     standings = call_roll(room, pulse, expected, standing)
@@ -131,6 +137,7 @@ def _turn(
         step=settled.step,
         samples_seen=settled.samples_seen,
         holders=settled.holders,
+        loss_scale=settled.loss_scale,
         leaves=leaves,
         ballot=settled.ballot,
         rewind=settled.rewind,
