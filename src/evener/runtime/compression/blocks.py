@@ -8,6 +8,7 @@ from torch import Tensor
 
 BLOCK = 256
 _SHIFTS = 2**16
+_SMALLEST = 1e-30
 
 
 class Blocks:
@@ -35,7 +36,8 @@ class Blocks:
         finite = largest.isfinite()
         scales.copy_(largest / self._most)
         scales[~finite] = float("nan")
-        factor = torch.where((largest > 0) & finite, self._most / largest, torch.zeros_like(largest))
+        # A block of values so small that this overflows is sent as zeros, and kept.
+        factor = torch.where((largest > _SMALLEST) & finite, self._most / largest, torch.zeros_like(largest))
         found = torch.addcmul(self._coins(rows.numel()).view_as(rows), rows, factor[:, None])
         found.floor_().clamp_(-self._most, self._most)
         if self._bits == 8:

@@ -77,6 +77,15 @@ def test_what_is_not_finite_arrives_as_such(compression: str | None, value: floa
     assert not found[1234 - 300 : 1234 + 300].isfinite().all()
 
 
+@pytest.mark.parametrize("compression", ["bf16", "fp16", "int8", "int4", "top1%"])
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 1e-30, 1e30])
+def test_values_of_any_size_stay_finite(compression: str, size: float) -> None:
+    buffers = {d: b * size for d, b in randoms(600).items()}
+    found = summed(buffers, compression, steps=3)
+    assert found.isfinite().all()
+    assert found.abs().max() <= 1.2 * 4 * max(float(b.abs().max()) for b in buffers.values())
+
+
 def fails(wire, buffer: torch.Tensor) -> EvenerError:
     with pytest.raises(EvenerError) as e:
         wire.all_reduce(buffer, "step 3, bucket 1").wait()
