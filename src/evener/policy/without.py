@@ -14,8 +14,8 @@ from evener.sim.shrink import resized_to, shrink
 def without(plan: Plan, lost: Sequence[str]) -> tuple[Plan, str]:
     """The plan without the devices `lost`, and the sentence why it is this one.
 
-    Shares and pipelines that remain take over the samples. Where no pipeline would remain, the layers of
-    a lost device go to the neighbour in its pipeline that holds fewer. Raises NoPlanFitsError when no device
+    Shares and pipelines that remain take over the samples. Where that would leave a living device without
+    work, the layers of a lost one go to the neighbour in its pipeline that holds fewer. Raises NoPlanFitsError when no device
     is left. Example: pipelines of one stage with 8, 4 and 4 samples become 11 and 5 without the last.
     """
     told = []
@@ -23,9 +23,12 @@ def without(plan: Plan, lost: Sequence[str]) -> tuple[Plan, str]:
         if device not in plan.devices:
             continue
         try:
-            plan, sentence = shrink(plan, Fault(type="leave", device=device, at_step=0))
+            smaller, sentence = shrink(plan, Fault(type="leave", device=device, at_step=0))
         except NoPlanFitsError:
-            plan, sentence = _merged(plan, device)
+            smaller = plan
+        if len(smaller.devices) < len(plan.devices) - 1 or smaller is plan:
+            smaller, sentence = _merged(plan, device)
+        plan = smaller
         told.append(sentence)
     return plan, "; ".join(told)
 

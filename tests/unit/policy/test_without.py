@@ -58,3 +58,12 @@ def test_a_new_device_takes_an_average_share():
     larger, why = with_device(Plan(global_batch=12, pipelines=pipelines), "z")
     assert [(p.devices, p.samples) for p in larger.pipelines] == [(("x",), 5), (("y",), 3), (("z",), 4)]
     assert "z takes an average share, 4 samples" in why
+
+
+def test_the_rest_of_a_pipeline_goes_on_with_more_layers_rather_than_idle():
+    """Story: a living device was left without work, and the one that did all of it held the only state."""
+    first = Pipeline(samples=4, micro_batch=2, stages=(stage("ab", ("x", 2)), stage("c", ("y", 2))))
+    second = Pipeline(samples=8, micro_batch=2, stages=(stage("abc", ("z", 2)),))
+    merged, why = without(Plan(global_batch=12, pipelines=(first, second)), ["y"])
+    assert held(merged) == [("abc", ("x",)), ("abc", ("z",))]
+    assert "the layers of y go to its neighbours" in why
