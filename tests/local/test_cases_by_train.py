@@ -110,7 +110,7 @@ def trained(folder: Path, *, recipe: str, plan: str, batch: int, steps: int, aft
         for rank in range(2)
     ]
     try:
-        said = [p.communicate(timeout=60)[1] for p in processes]
+        said = [p.communicate(timeout=110)[1] for p in processes]
     finally:
         for p in processes:
             p.kill()
