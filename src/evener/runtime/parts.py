@@ -139,7 +139,7 @@ class Part:
         `seed` is the gradient of a last stage's loss; `gradients` are those of what this stage gave out.
         """
         with alive.scope:
-            torch.autograd.backward(*_ends(alive, seed, gradients))
+            _run_backward(*_ends(alive, seed, gradients))
         return [tuple(_gradient(t) for t in piece if t.requires_grad) for piece in alive.pieces]
 
     def backward_input(self, alive: Alive, seed: float, gradients: Carry) -> list[Carry]:
@@ -181,6 +181,13 @@ def _ends(alive: Alive, seed: float, gradients: Carry) -> tuple[list[torch.Tenso
     if alive.loss is not None:
         return [alive.loss], [torch.full_like(alive.loss, seed)]
     return [t for t in alive.outputs if t.requires_grad], list(gradients)
+
+
+def _run_backward(outputs: list[torch.Tensor], seeds: list[torch.Tensor]) -> None:
+    """`torch.autograd.backward` without 15 µs of checks, which the engine makes once more."""
+    torch.autograd.graph._engine_run_backward(
+        tuple(outputs), tuple(seeds), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def _received(carry: Carry, slots: Sequence[Slot], precision: torch.dtype | None) -> Carry:

@@ -156,27 +156,29 @@ def _unpack_layout(packed: bytes) -> Layout:
     return Layout(tuple(specs), packed, end)
 
 
-def put(tensors: tuple[torch.Tensor, ...], layout: Layout, payload: torch.Tensor) -> None:
-    """Copy `tensors` into the bytes `payload`, from whatever device they are on."""
-    for tensor, spec in zip(tensors, layout.specs, strict=True):
-        if spec.num_bytes:
-            _seen(payload, spec).copy_(tensor.detach())
+def views_of(layout: Layout, payload: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors of `layout` as they lie in the bytes `payload`."""
+    return tuple(
+        payload.narrow(0, s.start, s.num_bytes).view(s.dtype).view(s.shape)
+        if s.num_bytes
+        else torch.empty(s.shape, dtype=s.dtype)
+        for s in layout.specs
+    )
 
 
-def take(layout: Layout, payload: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """New tensors on `device` with the bytes of `payload`; leaves where the sender's needed a gradient."""
-    taken = []
-    for spec in layout.specs:
-        if not spec.num_bytes:
-            tensor = torch.empty(spec.shape, dtype=spec.dtype, device=device)
-        else:
-            tensor = _seen(payload, spec).to(device, copy=True)
-        taken.append(tensor.requires_grad_() if spec.requires_grad else tensor)
-    return tuple(taken)
+def put(tensors: tuple[torch.Tensor, ...], views: tuple[torch.Tensor, ...]) -> None:
+    """Copy `tensors` to where they are to lie, from whatever device they are on."""
+    for tensor, view in zip(tensors, views, strict=True):
+        view.copy_(tensor.detach())
 
 
-def _seen(payload: torch.Tensor, spec: Spec) -> torch.Tensor:
-    return payload.narrow(0, spec.start, spec.num_bytes).view(spec.dtype).view(spec.shape)
+def take(layout: Layout, views: tuple[torch.Tensor, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """New tensors on `device` as the `views` are; leaves where the sender's needed a gradient."""
+    taken = tuple([view.to(device, copy=True) for view in views])
+    for tensor, spec in zip(taken, layout.specs, strict=True):
+        if spec.requires_grad:
+            tensor.requires_grad_()
+    return taken
 
 
 def unreadable(source: str, why: str) -> ReductionMismatchError:

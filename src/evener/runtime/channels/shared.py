@@ -182,8 +182,7 @@ class SharedSender:
             found = self._ring.reserve(layout.num_bytes)
         assert self._ring is not None and found is not None, "a new ring has room for two such messages"
         start, end = found
-        if layout.num_bytes:
-            put(tensors, layout, self._ring.bytes.narrow(0, start, layout.num_bytes))
+        put(tensors, self._ring.views(start, layout))
         packet = _PREFIX.pack(capacity, start, end) + header
         if file is None and not self._backlog and self._sent(packet):
             self._transport.flush()
@@ -281,10 +280,13 @@ class SharedReceiver:
             for file in files:
                 os.close(file)
         header = unpack(packet[_PREFIX.size :], name)
-        if self._ring is None or start + header.layout.num_bytes > self._ring.capacity:
-            raise unreadable(name, "its payload lies outside of the ring")
-        payload = self._ring.bytes.narrow(0, start, header.layout.num_bytes)
-        tensors = take(header.layout, payload, device)
+        if self._ring is None:
+            raise unreadable(name, "it came before the ring")
+        try:
+            views = self._ring.views(start, header.layout)
+        except ValueError as e:
+            raise unreadable(name, str(e)) from e
+        tensors = take(header.layout, views, device)
         self._ring.release(end)
         return Message(header.key, header.moment_s, tensors)
 

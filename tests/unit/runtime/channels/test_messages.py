@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evener.errors import ReductionMismatchError, UsageError
 from evener.runtime.channels import messages
-from evener.runtime.channels.messages import layout_of, pack, put, take, unpack
+from evener.runtime.channels.messages import layout_of, pack, put, take, unpack, views_of
 
 CPU = torch.device("cpu")
 KEY = "1SEND_F2 of step 3"
@@ -21,10 +21,10 @@ def through(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What arrives of `tensors`, by way of bytes."""
     layout = layout_of(tensors)
     payload = torch.zeros(layout.num_bytes, dtype=torch.uint8)
-    put(tensors, layout, payload)
+    put(tensors, views_of(layout, payload))
     header = unpack(pack(KEY, 1.5, layout) + b"what follows", "h/a")
     assert (header.key, header.moment_s, header.layout) == (KEY, 1.5, layout)
-    return take(header.layout, payload, CPU)
+    return take(header.layout, views_of(header.layout, payload), CPU)
 
 
 def same(sent: torch.Tensor, got: torch.Tensor) -> None:

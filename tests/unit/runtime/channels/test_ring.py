@@ -5,10 +5,12 @@ import os
 from collections import deque
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.errors import UsageError
+from evener.runtime.channels.messages import layout_of
 from evener.runtime.channels.ring import Ring, grown, make
 
 CAPACITY = 4096
@@ -25,6 +27,28 @@ def test_one_end_writes_what_the_other_reads() -> None:
     assert mine.reserve(CAPACITY) is None
     theirs.release(128)
     assert mine.reserve(CAPACITY) == (0, 2 * CAPACITY)
+
+
+def test_tensors_are_seen_where_they_lie_and_nowhere_else() -> None:
+    ring, file = make(CAPACITY)
+    os.close(file)
+    flags, numbers = ring.views(128, layout_of((torch.zeros(3, dtype=torch.bool), torch.zeros(2, 2))))
+    flags.fill_(True)
+    numbers.fill_(1.5)
+    assert ring.bytes[:128].sum() == 0 and ring.bytes[128:131].tolist() == [1, 1, 1]
+    assert ring.bytes[192:208].view(torch.float32).tolist() == [1.5] * 4
+    assert ring.bytes[208:].sum() == 0
+    with pytest.raises(ValueError, match="outside of the ring"):
+        ring.views(CAPACITY - 64, layout_of((torch.zeros(17),)))
+
+
+def test_views_of_ever_new_shapes_do_not_pile_up() -> None:
+    ring, file = make(CAPACITY)
+    os.close(file)
+    for n in range(1000):
+        (seen,) = ring.views(64 * (n % 8), layout_of((torch.zeros(n, dtype=torch.bool),)))
+        assert seen.shape == (n,) and seen.storage_offset() == (64 * (n % 8) if n else 0)
+    assert len(ring._views) <= 256
 
 
 @given(st.lists(st.one_of(st.integers(0, CAPACITY), st.none()), max_size=60))
