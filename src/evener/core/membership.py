@@ -20,18 +20,27 @@ class Ballot(Value, frozen=True, kw_only=True):
     square_norm: float | None = None
 
 
+class ScaleState(Value, frozen=True, kw_only=True):
+    """The loss scale of a job in float16, and its good steps since it last changed."""
+
+    value: float
+    good_steps: int
+
+
 class Snapshot(Value, frozen=True, kw_only=True):
     """Copies of state as of before `step`, after `samples_seen` samples: the names that a device keeps."""
 
     step: int
     samples_seen: int
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    loss_scale: ScaleState | None = None
 
 
 class Standing(Value, frozen=True, kw_only=True):
     """What `device` says when a generation ends: it would take `step` next, after `samples_seen` samples.
 
-    `holds` are the names of parameters and buffers whose state it has as of then. `ballot` is of the newest
+    `holds` are the names of parameters and buffers whose state it has as of then; of those in `partly` it has
+    seen only some waves, and another device all: that one's count. `ballot` is of the newest
     step that it concluded; `is_summed` says that it holds all sums of `step`, whose ballot it lacks.
     A device that `stood_by` had no part in the generation, and what it holds may have become old.
     """
@@ -40,6 +49,8 @@ class Standing(Value, frozen=True, kw_only=True):
     step: int
     samples_seen: int
     holds: tuple[str, ...] = ()
+    partly: tuple[str, ...] = ()
+    loss_scale: ScaleState | None = None
     ballot: Ballot | None = None
     is_summed: bool = False
     stood_by: bool = False
@@ -60,6 +71,7 @@ class Turn(Value, frozen=True, kw_only=True):
     step: int = 0
     samples_seen: int = 0
     holders: dict[str, tuple[str, ...]] = {}
+    loss_scale: ScaleState | None = None
     leaves: tuple[str, ...] = ()
     ballot: Ballot | None = None
     rewind: bool = False

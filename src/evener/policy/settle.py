@@ -7,7 +7,7 @@ reduce ──► ballot ──► move       a ballot somewhere: all survivors h
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from evener.core.figures import Value
-from evener.core.membership import Ballot, Standing
+from evener.core.membership import Ballot, ScaleState, Standing
 from evener.errors import StateLostError
 
 
@@ -21,6 +21,7 @@ class Settlement(Value, frozen=True, kw_only=True):
     step: int
     samples_seen: int
     holders: dict[str, tuple[str, ...]]
+    loss_scale: ScaleState | None = None
     ballot: Ballot | None = None
     rewind: bool = False
     reason: str = ""
@@ -43,7 +44,11 @@ def settle(standings: Sequence[Standing], names: Collection[str]) -> Settlement:
     behind = [s for s in there if s.step < newest.step]
     ballot = newest.ballot if behind else None
     torn = [s for s in behind if not (s.is_summed and ballot and s.step == ballot.step == newest.step - 1)]
-    holders = _holders((s.device, s.holds) for s in there if s not in torn)
+    sound = [s for s in there if s not in torn]
+    holders = _holders((s.device, [n for n in s.holds if n not in s.partly]) for s in sound)
+    for s in sound:
+        for name in s.partly:
+            holders.setdefault(name, (s.device,))
     lost = [n for n in names if n not in holders]
     if lost:
         return _rewound(standings, names, lost)
@@ -61,6 +66,7 @@ def settle(standings: Sequence[Standing], names: Collection[str]) -> Settlement:
         step=newest.step,
         samples_seen=newest.samples_seen,
         holders=holders,
+        loss_scale=newest.loss_scale,
         ballot=ballot,
         reason=reason,
     )
@@ -69,7 +75,7 @@ def settle(standings: Sequence[Standing], names: Collection[str]) -> Settlement:
 def _rewound(standings: Sequence[Standing], names: Collection[str], lost: Sequence[str]) -> Settlement:
     """Everybody goes back to the newest snapshot that has all names."""
     newest = max(s.step for s in standings)
-    kept = {snap.step: snap.samples_seen for s in standings for snap in s.snapshots}
+    kept = {snap.step: snap for s in standings for snap in s.snapshots}
     for step in sorted(kept, reverse=True):
         holders = _holders(
             (s.device, snap.names) for s in standings for snap in s.snapshots if snap.step == step
@@ -77,8 +83,9 @@ def _rewound(standings: Sequence[Standing], names: Collection[str], lost: Sequen
         if all(n in holders for n in names):
             return Settlement(
                 step=step,
-                samples_seen=kept[step],
+                samples_seen=kept[step].samples_seen,
                 holders=holders,
+                loss_scale=kept[step].loss_scale,
                 rewind=True,
                 reason=f"only lost devices held {_some(lost)}; back to the copies of before step {step}, "
                 f"{newest - step} steps are taken anew",

@@ -112,9 +112,10 @@ class Scopes:
     def _hand_out(self, names: Sequence[str]) -> None:
         layers = {layer.name: layer for held in self._waves.values() for layer in held}
         for name in names:
-            leader = self._leaders.pop(name)
+            leader = self._leaders[name]
             if name in layers and len(self._holders[name]) > 1:
                 hand_out_statistics([layers[name]], self._wire_to_holders, leads=leader == self.here)
+            del self._leaders[name]  # only now: a device may be lost meanwhile
 
     def _wire_to_holders(self, name: str) -> Wire:
         return self._wires[self._holders[name]]

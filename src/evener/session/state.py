@@ -14,11 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from evener import __version__
 from evener.errors import StateError, UsageError
 from evener.runtime.checkpoints.folder import Checkpoint
-from evener.runtime.checkpoints.manifest import FORMAT, Manifest, Position, Scale, TensorInfo, model_id
+from evener.runtime.checkpoints.manifest import FORMAT, Manifest, Position, TensorInfo, model_id
 from evener.runtime.checkpoints.randomness import rng_state, set_rng_state
 from evener.runtime.checkpoints.shards import info_of
 from evener.runtime.ranks import Ranks
-from evener.runtime.scaling import LossScale
 from evener.runtime.state import export_state, import_state, owners
 from evener.session.keep import saved_tensors
 from evener.session.saver import Own
@@ -52,7 +51,7 @@ class JobState:
             optimizer=type(steps.optimizer).__name__,
             model_id=model_id(infos_of(steps.recipe.model)),
             shards=(),
-            loss_scale=scale_of(steps.executor.bench.loss_scale),
+            loss_scale=steps.loss_scale.state if steps.loss_scale else None,
             written_by=f"evener {__version__}",
         )
 
@@ -141,11 +140,6 @@ def position_of(steps: Steps) -> Position:
     )
 
 
-def scale_of(scale: LossScale | None) -> Scale | None:
-    """The job's loss scale as a checkpoint has it."""
-    return Scale(value=scale.value, good_steps=scale.good_steps) if scale else None
-
-
 def refuse_tables(steps: Steps) -> None:
     """UsageError where tables are placed apart from the model: their rows are in no checkpoint."""
     names = [layer.table.name for layer in steps.layout.tables.layers]
@@ -170,9 +164,8 @@ def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     state = read_state(checkpoint, list(held), here)
     import_state(state, held, steps.optimizer)
     steps.samples_seen, steps.number = manifest.position.samples_seen, manifest.position.step
-    scale = steps.executor.bench.loss_scale
-    if scale and manifest.loss_scale:
-        scale.value, scale.good_steps = manifest.loss_scale.value, manifest.loss_scale.good_steps
+    if steps.loss_scale and manifest.loss_scale:
+        steps.loss_scale.restore(manifest.loss_scale)
     return restore_generators(checkpoint, here, steps.site.torch_device)
 
 
@@ -242,6 +235,13 @@ def check_model(
 def infos_of(model: nn.Module) -> dict[str, TensorInfo]:
     """Names, shapes and dtypes of what a checkpoint has of `model`."""
     return {f"model/{name}": info_of(name, tensor) for name, tensor in saved_tensors(model).items()}
+
+
+def partly_seen(steps: Steps) -> tuple[str, ...]:
+    """Statistics held here that lack waves which another device has all of."""
+    led_elsewhere = {layer for layer, leader in steps.scopes.leaders.items() if leader != steps.ranks.here}
+    names = _statistic_names(steps.recipe.model)
+    return tuple(name for name in names if name.rpartition(".")[0] in led_elsewhere)
 
 
 def _givers(view: View) -> dict[str, str]:

@@ -18,6 +18,7 @@ from evener.runtime.executor import Executor, StepResult
 from evener.runtime.holding import Settings
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import average_buffers
+from evener.runtime.scaling import LossScale
 from evener.session.adapting import Adapter
 from evener.session.feed import Feed, Samples
 from evener.session.layout import Layout
@@ -90,6 +91,11 @@ class Steps:
         self.stealing: Stealing | None = None
         self._feed: Feed | None = None
 
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """The job's loss scale; None where no gradient is in float16."""
+        return self.executor.bench.loss_scale
+
     def run(self, stop_at_samples: int) -> Iterator[StepRecord]:
         """Steps until `stop_at_samples` samples were seen, or a change is ahead: `called` is its number."""
         while self.samples_seen < stop_at_samples and not self.called:
@@ -112,6 +118,8 @@ class Steps:
             if self.adapter:
                 self._adapt(self.adapter, result)
             self.called = result.totals.notice
+        if self.called:
+            self.scopes.hand_out()  # whoever goes on has the statistics of all waves
         if self._unrecorded is not None:
             seconds = self.executor.gather_seconds(self.number)
             last, self._unrecorded = self._unrecorded, None

@@ -1,6 +1,6 @@
 import pytest
 
-from evener.core.membership import Ballot, Snapshot, Standing
+from evener.core.membership import Ballot, ScaleState, Snapshot, Standing
 from evener.errors import StateLostError
 from evener.policy.settle import moves, settle
 
@@ -73,3 +73,19 @@ def test_what_a_device_that_stood_by_holds_has_become_old():
     c = standing("c", 5, stood_by=True)
     assert settle([c, standing("a", 7, ballot=ballot(6))], NAMES).holders == {"w": ("a",), "b": ("a",)}
     assert settle([c, standing("a", 5)], NAMES).holders["w"] == ("c", "a")
+
+
+def test_statistics_are_of_the_device_that_was_in_all_waves():
+    """Story: a device that was in the first wave of each step gave its statistics to all others."""
+    whole, part = standing("a", 7), standing("b", 7, partly=("b",))
+    assert settle([part, whole], NAMES).holders == {"w": ("b", "a"), "b": ("a",)}
+    assert settle([part, standing("c", 7, partly=("b",))], NAMES).holders == {"w": ("b", "c"), "b": ("b",)}
+
+
+def test_the_loss_scale_goes_on_or_back_with_the_rest():
+    """Story: each change of devices began with the first loss scale, and its overflows, anew."""
+    now, before = ScaleState(value=1024, good_steps=7), ScaleState(value=4096, good_steps=2)
+    assert settle([standing("a", 7, loss_scale=now), standing("b", 7)], NAMES).loss_scale == now
+    kept = Snapshot(step=6, samples_seen=48, names=NAMES, loss_scale=before)
+    told = settle([standing("a", 7, holds=("w",), loss_scale=now, snapshots=(kept,))], NAMES)
+    assert told.rewind and told.loss_scale == before

@@ -10,6 +10,7 @@ import msgspec
 
 from evener.core.figures import Value
 from evener.core.files import MAX_BYTES, encode
+from evener.core.membership import ScaleState
 from evener.errors import StateError
 
 FORMAT = 1
@@ -54,13 +55,6 @@ class Position(Value, frozen=True, kw_only=True):
     shuffle: bool = True
 
 
-class Scale(Value, frozen=True, kw_only=True):
-    """The loss scale of a job in float16, and its good steps since it last changed."""
-
-    value: float
-    good_steps: int
-
-
 class Manifest(Value, frozen=True, kw_only=True):
     """A checkpoint. `number` counts a run's checkpoints from 1; `sha256` is that of this file without it.
 
@@ -74,7 +68,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     optimizer: str
     model_id: str
     shards: tuple[Shard, ...]
-    loss_scale: Scale | None = None
+    loss_scale: ScaleState | None = None
     options: dict[str, Any] = {}
     written_by: str = ""
     sha256: str = ""

@@ -10,6 +10,8 @@ it only when it is complete on all devices, which the next step's end proves.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from evener.core.membership import Snapshot
 from evener.core.seams import Channel
 from evener.session.meeting import Meeting
@@ -20,22 +22,21 @@ KEPT = 2  # the newest may be incomplete somewhere
 
 @dataclass
 class Copies:
-    """What this device keeps, by step: (samples seen, state by name)."""
+    """What this device keeps, by step: (the position, state by name)."""
 
-    kept: dict[int, tuple[int, dict[str, State]]] = field(default_factory=dict)
+    kept: dict[int, tuple[Snapshot, dict[str, State]]] = field(default_factory=dict)
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
         """What there is, as told to others."""
         return tuple(
-            Snapshot(step=step, samples_seen=seen, names=tuple(states))
-            for step, (seen, states) in sorted(self.kept.items())
+            replace(position, names=tuple(states)) for _, (position, states) in sorted(self.kept.items())
         )
 
-    def keep(self, step: int, samples_seen: int, states: Mapping[str, State]) -> None:
-        """Keep copies of `states` as of before `step`; older ones than the last few go."""
+    def keep(self, position: Snapshot, states: Mapping[str, State]) -> None:
+        """Keep copies of `states` as of `position`; older ones than the last few go."""
         copied = {name: {n: t.detach().cpu().clone() for n, t in s.items()} for name, s in states.items()}
-        self.kept[step] = (samples_seen, copied)
+        self.kept[position.step] = (position, copied)
         for old in sorted(self.kept)[:-KEPT]:
             del self.kept[old]
 
@@ -47,9 +48,9 @@ class Copies:
         """The copy of one name."""
         return self.kept[step][1][name]
 
-    def forget(self) -> None:
-        """Nothing that was kept holds any longer."""
-        self.kept.clear()
+    def forget_after(self, step: int) -> None:
+        """What was kept of later steps than `step` was given up."""
+        self.kept = {s: kept for s, kept in self.kept.items() if s <= step}
 
 
 def copy_moves(holders: Mapping[str, Sequence[str]], hosts: Mapping[str, str]) -> tuple[Move, ...]:
@@ -78,10 +79,10 @@ def exchange(
     state_of: Callable[[str], State],
     channel: Channel,
     room: Meeting,
-    position: tuple[int, int],
+    position: Snapshot,
 ) -> None:
-    """Keep own state and the neighbour's as of `position` (step, samples seen); called by all together."""
-    step, seen = position
-    copies.keep(step, seen, {name: state_of(name) for name in held})
+    """Keep own state and the neighbour's as of `position`; called by all together."""
+    step = position.step
+    copies.keep(position, {name: state_of(name) for name in held})
     came = hand_over(moves, here, state_of, channel, room.within(f"copies/{step}"), f"step {step}")
     copies.add(step, came)

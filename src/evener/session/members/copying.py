@@ -2,6 +2,7 @@
 
 import time
 
+from evener.core.membership import Snapshot
 from evener.session.members.copies import copy_moves, exchange
 from evener.session.members.member import Generation, Member
 from evener.session.state import holders_of
@@ -29,7 +30,9 @@ class Copying:
         self._last = number
         channel = self._steps.layout.holding.channel
         assert channel is not None, "a plan in which only one device holds a layer has a channel"
-        own, before = self._member.belongings, time.monotonic()
+        own, steps, before = self._member.belongings, self._steps, time.monotonic()
+        steps.scopes.hand_out()  # copies of statistics are of all waves
+        scale = steps.loss_scale.state if steps.loss_scale else None
         exchange(
             own.copies,
             self._route,
@@ -38,6 +41,6 @@ class Copying:
             own.state_of,
             channel,
             self._generation.room,
-            (number, self._steps.samples_seen),
+            Snapshot(step=number, samples_seen=steps.samples_seen, loss_scale=scale),
         )
         self.seconds.append(time.monotonic() - before)

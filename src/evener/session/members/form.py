@@ -69,6 +69,8 @@ def form(member: Member, generation: Generation) -> None:
         if request.profile_step is not None:
             steps.profiler = StepProfiler(request.profile_step, here, site.torch_device)
         steps.number, steps.samples_seen = turn.step, turn.samples_seen
+        if steps.loss_scale and turn.loss_scale:
+            steps.loss_scale.restore(turn.loss_scale)
         generation.steps, generation.held = steps, held_tensors(steps)
         generation.open(layout.holding.channel)
         if ranks.rank == 0:
@@ -97,10 +99,12 @@ def _settle_in(member: Member, generation: Generation) -> None:
     by_device = {d: [n for n, devices in wanted.items() if d in devices] for d in generation.used}
     sizes = {name: t.nbytes for name, t in saved_tensors(member.recipe.model).items()}
     route = moves(turn.holders, by_device, sizes)
-    if turn.rewind:
-        own.live = {}  # of a step that was given up
-        own.step, own.samples_seen = turn.step, turn.samples_seen
     mine = turn.holders
+    # What became old, or is of a step that was given up, must not count as held in the next roll call.
+    own.live = {n: x for n, x in own.live.items() if here in mine.get(n, ()) and not turn.rewind}
+    own.copies.forget_after(turn.step)
+    if turn.rewind:
+        own.step, own.samples_seen = turn.step, turn.samples_seen
     states = {}
     if turn.rewind and steps is not None:
         states = {n: own.copies.state_of(turn.step, n) for n in held if here in mine.get(n, ())}
@@ -127,4 +131,3 @@ def _become_live(member: Member, generation: Generation) -> None:
     assert steps is not None
     own.live |= {name: (tensor, steps.optimizer) for name, tensor in generation.held.items()}
     own.step, own.samples_seen = steps.number, steps.samples_seen
-    own.copies.kept = {k: v for k, v in own.copies.kept.items() if k <= own.step}

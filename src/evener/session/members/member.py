@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from evener.core.faults import Fault
-from evener.core.membership import Ballot, Standing, Turn
+from evener.core.membership import Ballot, ScaleState, Standing, Turn
 from evener.core.profile import Profile
 from evener.core.records import StepRecord
 from evener.core.seams import Channel
@@ -21,6 +21,7 @@ from evener.session.members.pulse import Pulse
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 from evener.session.site import Site
+from evener.session.state import partly_seen
 from evener.session.steps import Steps
 
 
@@ -34,6 +35,7 @@ class Belongings:
     live: dict[str, tuple[Tensor, torch.optim.Optimizer]] = field(default_factory=dict)
     step: int = 0
     samples_seen: int = 0
+    loss_scale: ScaleState | None = None
     copies: Copies = field(default_factory=Copies)
     ballot: Ballot | None = None  # of the newest step that was concluded, in whichever generation
 
@@ -127,12 +129,16 @@ class Generation:
             own.step, own.samples_seen = steps.number, steps.samples_seen
             own.live = {n: kept for n, kept in own.live.items() if n in self.held}
         executor = steps.executor if steps else None
+        if steps is not None and steps.loss_scale:
+            own.loss_scale = steps.loss_scale.state
         own.ballot = (executor and executor.ballot) or own.ballot
         return Standing(
             device=member.here,
             step=own.step,
             samples_seen=own.samples_seen,
             holds=tuple(own.live),
+            partly=tuple(n for n in partly_seen(steps) if n in own.live) if steps else (),
+            loss_scale=own.loss_scale,
             ballot=own.ballot,
             is_summed=executor is not None and executor.awaits_ballot == own.step,
             stood_by=steps is None,
