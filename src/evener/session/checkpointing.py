@@ -46,7 +46,7 @@ class Checkpointing:
             JobState(steps), Path(run_dir), meeting, rule.keep, self._news.append, name=name, files=files
         )
         self._announced = -1
-        self._boundary, self._saved = -1, steps.number
+        self._boundary = self._saved = -1
         self._due_s = clock()
         extra = [n for n, x in steps.recipe.model.state_dict().items() if not isinstance(x, Tensor)]
         if self.saver.leads and extra:

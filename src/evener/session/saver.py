@@ -196,8 +196,9 @@ class Saver:
         keys = [self.key(f"{samples_seen}/{device}") for device in self.subject.ranks.devices]
         try:
             while not self._meeting.store.check(keys):
-                if self._given_up.wait(POLL_S):
-                    return Saved(path=None, why=GIVEN_UP)
+                lost = self._meeting.alarm()
+                if lost or self._given_up.wait(POLL_S):
+                    return Saved(path=None, why=lost or GIVEN_UP)
             written = [self._meeting.get(key, Written) for key in keys]
         except (RuntimeError, EvenerError) as e:
             return Saved(path=None, why=f"the devices could not tell what they wrote: {e}")

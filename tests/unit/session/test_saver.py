@@ -134,3 +134,15 @@ def test_old_ones_go(made: Made, tmp_path: Path) -> None:
         save(saver, subject, samples)
     saver.join()
     assert [c.samples_seen for c in checkpoints_in(tmp_path)] == [24, 16]
+
+
+def test_a_device_that_is_lost_while_all_save_is_not_waited_for(made: Made, tmp_path: Path) -> None:
+    """Story: at the end of a run everybody waited, without end, for the shard of a device that was gone."""
+    saver, subject, said = made(devices=("lab/a", "lab/b"))
+    saver._meeting.alarm = lambda: "the process of lab/b has ended"
+    save(saver, subject, 8)
+    saver.join()
+    assert said == [
+        "no checkpoint of 8 samples: the process of lab/b has ended; the training goes on"
+    ] and not checkpoints_in(tmp_path)
+    saver.close()
