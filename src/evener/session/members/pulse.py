@@ -48,7 +48,7 @@ class Pulse:
         self._generation = 0
         self._heard: dict[str, tuple[bytes, float]] = {}
         self._lost: dict[str, str] = {}
-        self._wake: Callable[[str], None] | None = None
+        self._wake: Callable[[str], object] = lambda reason: None
         self.patience_s = UNBORN_S
         self._reached_s = clock()
         self._held_until_s = clock()
@@ -72,8 +72,12 @@ class Pulse:
         """Neither count nor listen for so long, as if nothing could be reached."""
         self._held_until_s = self._clock() + seconds
 
-    def watch(self, generation: int, others: Sequence[str], wake: Callable[[str], None]) -> None:
-        """From now on `wake(reason)` is called, once, when one of `others` is lost or leaves `generation`."""
+    def watch(self, generation: int, others: Sequence[str], wake: Callable[[str], object]) -> None:
+        """From now on `wake(reason)` is called when one of `others` is lost or leaves `generation`.
+
+        Again and again until the next watch: what is waited for may have been opened since. No call of an
+        earlier `wake` is under way once this returns.
+        """
         with self._lock:
             now = self._clock()
             self._generation, self._watched, self._wake = generation, tuple(others), wake
@@ -122,13 +126,9 @@ class Pulse:
                 found = [f"the job's store was not reached for {silent_s:.1f} s: {_first_line(e)}"]
                 if silent_s < SILENT_S:
                     return
-            reason = next((sentence for sentence in found if sentence), None)
-            if reason is None or self.alarm is not None:
-                return
-            self.alarm = reason
-            wake, self._wake = self._wake, None
-        if wake:
-            wake(reason)
+            self.alarm = self.alarm or next((sentence for sentence in found if sentence), None)
+            if self.alarm is not None:
+                self._wake(self.alarm)
 
     def _listen(self, device: str, now: float) -> str | None:
         key = pulse_key(device)

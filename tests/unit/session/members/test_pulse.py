@@ -43,18 +43,32 @@ def test_a_device_that_counts_is_alive_however_long_it_computes():
     assert not woken and not a.lost
 
 
-def test_a_silent_device_wakes_who_waits_once_and_within_a_second():
+def test_a_silent_device_wakes_who_waits_within_a_second():
     a, b, clock, woken = pair()
     b.look()
     a.look()
     for _ in range(20):
         clock.now += 0.1
         a.look()
-    assert len(woken) == 1 and woken[0].startswith("b was silent for ")
-    assert a.alarm and list(a.lost) == ["b"]
+    assert woken[0].startswith("b was silent for ") and woken[0] == woken[-1] == a.alarm
+    assert list(a.lost) == ["b"]
     b.look()  # it was only slow to be scheduled
     a.look()
     assert not a.lost
+
+
+def test_who_begins_to_wait_after_the_alarm_is_woken_too():
+    """Story: a device was lost just before a group was formed, whose sockets opened after the alarm."""
+    a, _, clock, woken = pair()
+    a._store.set(pulse_key("b"), GONE)
+    a.look()
+    before = len(woken)
+    clock.now += 0.1
+    a.look()
+    assert len(woken) == before + 1
+    a.watch(2, [], woken.append)
+    a.look()
+    assert len(woken) == before + 1 and a.alarm is None
 
 
 def test_a_device_that_has_not_started_yet_is_waited_for():
