@@ -139,6 +139,7 @@ def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: boo
     With `elastic`, a process that was ended from outside is told to the others, who go on without it.
     """
     running = {p.sentinel: p for p in processes}
+    killed: EvenerError | None = None  # why the others had to end, where they cannot go on
     while running:
         for sentinel in wait(list(running), timeout=LOOK_S):
             process = running.pop(sentinel)
@@ -147,8 +148,9 @@ def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: boo
                 if elastic and not store.check([FINISHED]):
                     store.set(pulse_key(process.name), GONE)
                 lost = _why(process, store, patient=not elastic)
+                killed = lost if process.exitcode < 0 else killed
                 if not (elastic and isinstance(lost, PeerLostError) and (running or store.check([OUTCOME]))):
-                    raise lost
+                    raise (killed or lost) if isinstance(lost, PeerLostError) else lost
                 _say(f"{lost.what}; the others go on")
         for sentence in lookout.look(list(running.values())):
             _say(sentence)

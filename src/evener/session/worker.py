@@ -81,13 +81,16 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     look_over(request, meeting)
     site = site_of(request, meeting.rank)
     recipe = prepared(recipe or load_recipe(request.script, request.seed), request)
-    pulse = Pulse(meeting.connect(), site.device.name, cut_off=meeting.cut_off) if survives(request) else None
-    if pulse:
+    pulse = None
+    if survives(request, recipe):
+        pulse = Pulse(meeting.connect(), site.device.name, cut_off=meeting.cut_off)
         others = [d.name for d in request.fleet.devices if d.name != site.device.name]
         pulse.start()
-        pulse.watch(1, others, lambda reason: None)  # until the group is formed only the store is waited for
+        pulse.watch(1, others, lambda reason: meeting.sockets.shut())  # links are measured in a group
         meeting.alarm = lambda: pulse.alarm
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse)
+    if request.elastic and len(request.fleet.devices) > 1 and table_names(recipe):
+        member.decisions.append("tables are placed: the job ends when a device is lost, and none may join")
     try:
         fleet, plan, member.profile = agreed_plan(request, meeting, recipe, site)
         turn = Turn(fleet=fleet, plan=plan, members=tuple(d.name for d in fleet.devices))
@@ -110,6 +113,11 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
     device = later.device
     site = open_site(device, rehearse=request.rehearse, fleet=request.fleet)
     recipe = prepared(load_recipe(request.script, request.seed), request)
+    if table_names(recipe):
+        raise RefusedError(
+            f"a job that places tables takes in no device: {', '.join(table_names(recipe))}",
+            remedy="start it again with all devices",
+        )
     pulse = Pulse(meeting.connect(), device.name, cut_off=meeting.cut_off)
     pulse.start()
     meeting.alarm = lambda: pulse.alarm
@@ -123,9 +131,12 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
         pulse.stop()
 
 
-def survives(request: Request) -> bool:
-    """Whether devices may leave, join and be lost: where it is wished, and there is a store to meet in."""
-    return request.elastic and is_launched()
+def survives(request: Request, recipe: Recipe) -> bool:
+    """Whether devices may leave, join and be lost: where it is wished, and there is a store to meet in.
+
+    Not where tables are placed: nobody else has the rows of a lost device.
+    """
+    return request.elastic and is_launched() and not table_names(recipe)
 
 
 def _live(member: Member, turn: Turn, number: int) -> tuple[Outcome | None, Generation]:
@@ -157,6 +168,8 @@ def _live(member: Member, turn: Turn, number: int) -> tuple[Outcome | None, Gene
                     f"{failures} generations in a row ended before their first step", numbers=why
                 )
             try:
+                if member.meeting.has(FINISHED):  # noticed late: the run has ended
+                    return None, generation
                 number, turn = _next(member, generation, why)
             except _Finished:
                 return None, generation
@@ -203,10 +216,11 @@ def _stand_by(member: Member, generation: Generation) -> None:
     """A device without a part waits until the run ends, or until there is one for it."""
     if member.pulse is None or member.here in generation.turn.leaves:
         raise _Finished
-    while not member.pulse.alarm:
-        if member.meeting.has(FINISHED):
-            raise _Finished
+    while not member.meeting.has(FINISHED):
+        if member.pulse.alarm:
+            return
         time.sleep(STAND_BY_S)
+    raise _Finished
 
 
 def _finish(member: Member, generation: Generation, outcome: Outcome | None) -> None:
