@@ -15,8 +15,9 @@ def without(plan: Plan, lost: Sequence[str]) -> tuple[Plan, str]:
     """The plan without the devices `lost`, and the sentence why it is this one.
 
     Shares and pipelines that remain take over the samples. Where that would leave a living device without
-    work, the layers of a lost one go to the neighbour in its pipeline that holds fewer. Raises NoPlanFitsError
-    when no device is left. Example: one-stage pipelines of 8, 4 and 4 samples become 11 and 5 without the last.
+    work, the layers of a lost one go to the neighbour in its pipeline that holds fewer. NoPlanFitsError
+    when no device is left. Example: one-stage pipelines of 8, 4 and 4 samples become 11 and 5 without
+    the last.
     """
     told = []
     for device in lost:
