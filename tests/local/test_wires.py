@@ -124,7 +124,7 @@ def test_a_device_lost_in_mid_exchange_wakes_all(pool: Pool, compression: str | 
         lane("a/1", "b/1", part=0.5, compression=compression),
     )
     *others, lost = pool.outcomes(sum_until_lost, 4, NAMES, (*INSIDE, *halves))
-    assert "died" in lost.error
+    assert "died" in lost.error, "\n".join((*(o.error or str(o.value) for o in others), lost.error))
     for outcome in others:
         assert outcome.ok, outcome.error
         told, seconds = outcome.value

@@ -73,8 +73,9 @@ class Feedback:
         if not self.codec.keeps:
             self.codec.encode(values, out)
             return
-        kept = self._lost.get(place)
+        named = (*place, len(values))  # another buffer of the same name keeps its own
+        kept = self._lost.get(named)
         if kept is None:
-            kept = self._lost[place] = torch.zeros(len(values))
+            kept = self._lost[named] = torch.zeros(len(values))
         kept.add_(values)
         self.codec.encode(kept, out, kept)

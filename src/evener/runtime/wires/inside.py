@@ -58,7 +58,7 @@ class MessagesInside:
 
     def _add(self, values: Tensor, number: int) -> None:
         expected = {m: self._there.expect(m) for m in self._others}
-        own = None if self._members[0] == self._here else values.clone()
+        own = values if self._members[0] == self._here else values.clone()
         for i, member in enumerate(self._members):
             if member == self._here:
                 if i:

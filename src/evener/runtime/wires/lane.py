@@ -41,7 +41,7 @@ class LaneEnd:
             if len(theirs):
                 sent.append(self._send(self._there, i, theirs, number, (*place, "to", i), exact=exact))
         if len(mine):
-            own = None if self._me == 0 else mine.clone()
+            own = mine if self._me == 0 else mine.clone()
             for i, device in enumerate(self.lane.devices):
                 if i == self._me:
                     if i:
