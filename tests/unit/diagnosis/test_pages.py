@@ -37,5 +37,8 @@ def test_the_symptoms_that_people_name_are_there() -> None:
         "CPU updates slow",
         "out of memory on the small card",
         "hang at init",
+        "a device was lost",
+        "a device cannot join",
+        "StateLostError",
     ):
         assert symptom in TROUBLE
