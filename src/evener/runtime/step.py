@@ -236,7 +236,8 @@ class Step:
         return result
 
     def _module_of(self, error: Exception) -> str:
-        modules = [x for part in self.bench.holding.parts.values() for x in part.module.named_modules()]
+        held = [getattr(part.module, "held", part.module) for part in self.bench.holding.parts.values()]
+        modules = [x for module in held for x in module.named_modules()]  # under the user's own names
         name = raised_in(error, {id(module): name for name, module in modules})
         return f", in module {name!r}," if name else ""
 
