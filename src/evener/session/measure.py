@@ -147,10 +147,9 @@ def measured_links(
     inside = {(h, h): tuple(names) for h, names in hosts.items() if len(names) > 1}
     between = {(a, b): (hosts[a][0], hosts[b][0]) for i, a in enumerate(hosts) for b in list(hosts)[i + 1 :]}
     wires = {names: wire_among(names) for names in (*inside.values(), *between.values())}
-    turns: list[dict[tuple[str, str], tuple[str, ...]]] = [
-        inside,
-        *({pair: names} for pair, names in between.items()),
-    ]
+    turns: list[dict[tuple[str, str], tuple[str, ...]]] = [inside]
+    for pair, first_two in between.items():
+        turns.append({pair: first_two})
     links = []
     for turn in filter(None, turns):
         seconds = torch.zeros(len(turn), len(LINK_SIZES), dtype=torch.float64)
