@@ -1,5 +1,6 @@
 """A process that joins a running job: it prepares itself while the others train, then enters a generation."""
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import chain, count
@@ -13,10 +14,11 @@ from evener.core.words import counted
 from evener.errors import EnvironmentBrokenError, RefusedError
 from evener.profiling import merge_profiles
 from evener.session.measure import micro_batch_grid, profile_here
-from evener.session.meeting import FINISHED, Meeting
+from evener.session.meeting import FINISHED, POLL_S, Meeting
 from evener.session.members.form import room_of
 from evener.session.members.identity import identity_of
 from evener.session.members.member import Generation, Member
+from evener.session.members.pulse import begun_key
 from evener.session.members.turnover import Planned, next_turn, profile_of
 from evener.session.members.wishes import Answer, Wish, make_wish
 
@@ -68,10 +70,10 @@ def enter(
         )
         number = make_wish(meeting, wish)
         answer = meeting.get_unless(f"answer/{number}", Answer, FINISHED)
-        if answer is None:
-            raise RefusedError("the run has ended before this device could join", remedy="start another run")
-        if answer.generation is None:
+        if answer is not None and answer.generation is None:
             raise RefusedError(f"the job refuses: {answer.why_not}", remedy="make it the same as the job's")
+        if answer is None or answer.generation is None or not _has_begun(meeting, answer.generation):
+            raise RefusedError("the run has ended before this device could join", remedy="start another run")
         room = meeting.within(room_of(answer.generation))
         planned = room.get("planned", Planned)
         outside = Turn(fleet=planned.fleet, plan=planned.plan, members=planned.members)
@@ -82,6 +84,18 @@ def enter(
     raise RefusedError(
         f"the job changed {counted(TRIES, 'time')} while this device joined", remedy="try again"
     )
+
+
+def _has_begun(meeting: Meeting, generation: int) -> bool:
+    """Wait until the others stop for `generation`; False when the run ends before.
+
+    Who begins it wakes all, so a device that came from outside would interrupt the step in flight.
+    """
+    while not meeting.has(begun_key(generation)):
+        if meeting.has(FINISHED):
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def free_name(wished: str, taken: Sequence[str]) -> str:
