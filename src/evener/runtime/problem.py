@@ -85,12 +85,12 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor on `device`, copied without blocking where it is pinned."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {k: to_device(v, device) for k, v in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(v, device) for v in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(v, device) for v in batch)
+    if isinstance(batch, list | tuple):  # before mappings, which take longer to tell
+        return type(batch)([to_device(v, device) for v in batch])
+    if isinstance(batch, Mapping):
+        return {k: to_device(v, device) for k, v in batch.items()}
     return batch
 
 
