@@ -148,7 +148,8 @@ def plain_gradients() -> list[float]:
 def test_a_rehearsed_pipeline_takes_what_was_computed(pool: Pool) -> None:
     results = pool.run(run_device, 4)
     virtual = statistics.median(max(steps) for steps in zip(*(r[1] for r in results), strict=True))
-    wall = statistics.median(max(steps) for steps in zip(*(r[0] for r in results), strict=True))
+    # A busy machine wakes a device late and never early, so what pacing itself takes is the least.
+    wall = min(max(steps) for steps in zip(*(r[0] for r in results), strict=True))
     print(f"computed {computed_s():.5f} s, virtual {virtual:.5f} s, wall {wall:.5f} s")
     assert [r[3] for r in results] == pytest.approx(plain_gradients(), rel=1e-5)
     assert virtual == pytest.approx(computed_s(), rel=0.002)
