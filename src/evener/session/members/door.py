@@ -87,7 +87,7 @@ class Door:
         except OSError as e:
             raise EnvironmentBrokenError(
                 f"cannot listen for devices that join at {host}:{port}: {e.strerror}",
-                remedy="another --listen address of this host, or a free port",
+                remedy="another --open-at address of this host, or a free port",
             ) from e
         self.port: int = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._run, name="door", daemon=True)
@@ -139,7 +139,7 @@ def knock(host: str, port: int, token: str) -> Welcome:
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise EnvironmentBrokenError(
             f"no job answers at {host}:{port}: {e}",
-            remedy="the address that the job printed; --listen there, when it runs on another host",
+            remedy="the address that the job printed; --open-at there, when it runs on another host",
         ) from e
     if "refused" in told:
         raise RefusedError(str(told["refused"]), remedy=f"the file {TOKEN_FILE} of the job's run folder")
