@@ -17,10 +17,14 @@ def summed(rank: int, world_size: int, factor: float) -> float:
     return x.item()
 
 
-def unequal(rank: int, world_size: int) -> int:
+def one_dies(rank: int, world_size: int) -> int:
     if rank == 0:
         os._exit(7)
-    if rank == 1:
+    return rank
+
+
+def one_hangs(rank: int, world_size: int) -> int:
+    if rank == 0:
         time.sleep(60)
     return rank
 
@@ -33,11 +37,15 @@ def test_results_come_by_rank(pool: Pool) -> None:
     assert pool.run(summed, 3, 10.0) == [30.0, 30.0, 30.0]
 
 
-def test_a_dead_and_a_hanging_process_are_told_apart_and_none_is_left(pool: Pool) -> None:
-    dead, hanging, fine = pool.outcomes(unequal, 3, timeout_s=1.0)
+def test_a_dead_process_is_told_with_its_exit_code(pool: Pool) -> None:
+    dead, fine = pool.outcomes(one_dies, 2)
     assert dead.error == "died with exit code 7"
+    assert fine.ok and fine.value == 1
+
+
+def test_a_hanging_process_is_told_and_none_is_left(pool: Pool) -> None:
+    hanging, _ = pool.outcomes(one_hangs, 2, timeout_s=1.0)
     assert hanging.error == "did not finish in time"
-    assert fine.ok and fine.value == 2
     assert multiprocessing.active_children() == []
 
 
