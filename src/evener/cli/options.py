@@ -49,7 +49,7 @@ Compress = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, as evener train names it.")]
 Serve = Annotated[
-    bool, typer.Option("--serve", help="Show the run live on a page (needs evener[web]), see --listen.")
+    bool, typer.Option("--serve", help="Show the run live on a page (extra: web), see --listen.")
 ]
 ListenAt = Annotated[
     str,

@@ -59,8 +59,10 @@ def write(path: str | Path, value: object) -> None:
 
 
 def write_bytes(path: str | Path, raw: bytes) -> None:
-    """Replace the file at `path` by `raw` in one step."""
+    """Replace the file at `path` by `raw` in one step; FileError where something else is there."""
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise FileError(f"{path} is no regular file, and would be replaced by one", remedy="another name")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

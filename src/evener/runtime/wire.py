@@ -76,7 +76,11 @@ class _Staged:
 
 
 def _lost(key: str, cause: RuntimeError) -> PeerLostError:
-    first_line = str(cause).splitlines()[0]
+    # Gloo begins with a place in its source and ends with advice that is not for here.
+    first_line = (
+        str(cause).splitlines()[0].rpartition("cc:")[2].partition("] ")[2] or str(cause).splitlines()[0]
+    )
+    first_line = first_line.partition(". This is typically")[0]
     return PeerLostError(
         f"the sum of {key} failed: another device left or went silent ({first_line})",
         remedy="look for the first error of the other devices; the job can be started again",

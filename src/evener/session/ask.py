@@ -79,7 +79,10 @@ def fleet_of(fleet: Path | None, rehearse: Path | None, devices: str | None, wor
         return fleet_here(devices, world_size)
     chosen = read_fleet(path)
     if devices:
-        chosen = chosen.only(tuple(w.strip() for w in devices.split(",") if w.strip()))
+        names = tuple(w.strip() for w in devices.split(",") if w.strip())
+        if not names:
+            raise UsageError(f"--devices {devices!r} names no device", remedy="names of the fleet file")
+        chosen = chosen.only(names)
     return alike_by_kind(chosen).as_rehearsed() if rehearse else chosen
 
 

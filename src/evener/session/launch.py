@@ -180,7 +180,11 @@ def _open_door(request: Request, host: str, port: int, store_port: int) -> Door:
     welcome = Welcome(store_host=host, store_port=store_port, request=request)
     door = Door(new_token(folder), welcome, _say, host=host, port=port)
     if not request.quiet:
-        _say(f"others may join: evener train --join {host}:{door.port} --token-file {folder / TOKEN_FILE}")
+        more = " --rehearse FLEET.json --devices NAME" if request.rehearse else ""
+        command = (
+            f"evener train {request.script} --join {host}:{door.port} --token-file {folder / TOKEN_FILE}"
+        )
+        _say(f"others may join: {command}{more}")
     return door
 
 

@@ -41,7 +41,7 @@ class Lookout:
             busy[process.name] = times.user + times.system
             if stopped and process.name not in self._stopped:
                 found.append(
-                    f"the process of {process.name} is stopped and all wait for it: kill -CONT {process.pid}"
+                    f"the process of {process.name} is stopped; it goes on with kill -CONT {process.pid}"
                 )
             (self._stopped.add if stopped else self._stopped.discard)(process.name)
         return found + self._silence(busy)

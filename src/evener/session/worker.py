@@ -123,8 +123,13 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
     meeting.alarm = lambda: pulse.alarm
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse, has_begun=True)
     try:
-        own_profile(member)
-        number, turn = enter(member, device, later.from_step, later.links)
+        try:
+            own_profile(member)
+            number, turn = enter(member, device, later.from_step, later.links)
+        except RuntimeError as e:  # torch's, of the store
+            raise RefusedError(
+                "the job ended before this device could join", numbers=str(e).partition("\n")[0]
+            ) from e
         with telling(meeting, device.name):
             return _live(member, turn, number)[0]
     finally:

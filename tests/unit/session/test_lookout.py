@@ -33,7 +33,7 @@ def lookout(metrics: Path, processes: list[Fake], now: list[float]) -> Lookout:
 def test_a_stopped_process_is_named_once_with_what_would_work(tmp_path: Path) -> None:
     a, b = Fake("lab/a", 11), Fake("lab/b", 12, state=psutil.STATUS_STOPPED)
     looking = lookout(tmp_path / "metrics.jsonl", [a, b], [0.0])
-    assert looking.look([a, b]) == ["the process of lab/b is stopped and all wait for it: kill -CONT 12"]
+    assert looking.look([a, b]) == ["the process of lab/b is stopped; it goes on with kill -CONT 12"]
     assert looking.look([a, b]) == []
     b.state = psutil.STATUS_RUNNING
     looking.look([a, b])

@@ -14,6 +14,7 @@ import torch.distributed as dist
 EVERY_S = 0.1
 SILENT_S = 0.9  # a device that computes still counts: this is for one that is stopped, gone or cut off
 UNBORN_S = 120.0  # before the first step: loading torch and its compiler holds a thread up for long
+SLACK, FORGET = 3.0, 0.97  # how much more silence is borne for own lateness, and how fast that fades a look
 STUCK_S = 3.0  # of one look at the job's store
 GONE = "gone"
 
@@ -50,7 +51,8 @@ class Pulse:
         self._lost: dict[str, str] = {}
         self._wake: Callable[[str], object] = lambda reason: None
         self.patience_s = UNBORN_S
-        self._reached_s = clock()
+        self._reached_s = self._looked_s = clock()
+        self._late_s = 0.0
         self._held_until_s = clock()
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -113,6 +115,9 @@ class Pulse:
         now = self._clock()
         if now < self._held_until_s:
             return
+        # A machine on which this thread wakes late is one on which the others' do: they get more time.
+        self._late_s = max(FORGET * self._late_s, now - self._looked_s - EVERY_S)
+        self._looked_s = now
         with self._lock:
             try:
                 self._count += 1
@@ -141,7 +146,7 @@ class Pulse:
             self._heard[device] = (count, now)
             self._lost.pop(device, None)
             return None
-        if now - since < (self.patience_s if count else UNBORN_S):
+        if now - since < (self.patience_s + SLACK * self._late_s if count else UNBORN_S):
             return None
         self._lost[device] = f"silent for {now - since:.1f} s"
         return f"{device} was {self._lost[device]}"

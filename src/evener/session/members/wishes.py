@@ -6,6 +6,7 @@ device   answer/3: generation 5  ◄──  all stop for generation 5 after the 
 
 import signal
 import threading
+from contextlib import suppress
 
 from evener.core.figures import Value
 from evener.core.fleet import Device, Link
@@ -45,6 +46,11 @@ def make_wish(meeting: Meeting, wish: Wish) -> int:
     return number
 
 
+def _wish_to_leave(meeting: Meeting, here: str) -> None:
+    with suppress(RuntimeError):  # the store has gone: there is no job to leave any more
+        make_wish(meeting, Wish(device=here, leaves=True))
+
+
 def leave_on_sigterm(meeting: Meeting, here: str) -> None:
     """Let SIGTERM mean: hand over what only this device holds, then go. A second one ends it at once."""
     connection = meeting.connected()
@@ -52,7 +58,7 @@ def leave_on_sigterm(meeting: Meeting, here: str) -> None:
     def leave(*_) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # The main thread may hold its connection while it waits, and a handler must not wait for it.
-        threading.Thread(target=make_wish, args=(connection, Wish(device=here, leaves=True))).start()
+        threading.Thread(target=_wish_to_leave, args=(connection, here)).start()
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, leave)
