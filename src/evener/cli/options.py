@@ -106,9 +106,7 @@ ProfileStep = Annotated[
 ]
 Join = Annotated[
     str | None,
-    typer.Option(
-        help="HOST:PORT of a running job, as it printed it: take part with one device."
-    ),
+    typer.Option(help="HOST:PORT of a running job, as it printed it: take part with one device."),
 ]
 TokenFile = Annotated[
     Path | None, typer.Option(help="With --join: the file join-token of that job's run folder.")

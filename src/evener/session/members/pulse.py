@@ -101,7 +101,7 @@ class Pulse:
     @property
     def is_cut_off(self) -> bool:
         """Whether the job's store, and so the job, is out of reach."""
-        return self._clock() - self._reached_s >= SILENT_S
+        return self._clock() - self._reached_s >= STUCK_S
 
     def wait_for_alarm(self, seconds: float) -> bool:
         """Whether there is an alarm, or comes one within `seconds`."""
