@@ -5,9 +5,12 @@ process therefore counts upwards in the job's store; a count that stands still f
 device. The thread has a connection of its own: the main thread may hold the other one while it waits.
 """
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -15,6 +18,7 @@ EVERY_S = 0.1
 SILENT_S = 0.9  # a device that computes still counts: this is for one that is stopped, gone or cut off
 UNBORN_S = 120.0  # before the first step: loading torch and its compiler holds a thread up for long
 SLACK, FORGET = 3.0, 0.97  # how much more silence is borne for own lateness, and how fast that fades a look
+UNWAKEABLE_S = 6.0  # of waiting on although all connections were ended
 STUCK_S = 3.0  # of one look at the job's store
 GONE = "gone"
 
@@ -44,6 +48,7 @@ class Pulse:
         cut_off: Callable[[], object] = lambda: None,
     ) -> None:
         self._store, self.here, self._clock, self._cut_off = store, here, clock, cut_off
+        self._give_up: Callable[[str], object] = _leave
         self._count = self._num_looks = 0
         self._watched: tuple[str, ...] = ()
         self._generation = 0
@@ -152,9 +157,13 @@ class Pulse:
         return f"{device} was {self._lost[device]}"
 
     def _run(self) -> None:
+        alarmed = 0
         while not self._over.wait(EVERY_S):
             self.look()
             self._num_looks += 1
+            alarmed = alarmed + 1 if self.alarm else 0
+            if alarmed * EVERY_S > UNWAKEABLE_S and _waits_in_a_sum():
+                self._give_up(f"{self.here} waits in a sum that nothing ends, and goes: {self.alarm}")
 
     def _guard(self) -> None:
         """A look that hangs is one at a store that no packet reaches: its connections are ended.
@@ -168,6 +177,20 @@ class Pulse:
             if turns * EVERY_S > STUCK_S:
                 self._cut_off()
                 turns = 0
+
+
+def _waits_in_a_sum() -> bool:
+    """Whether the main thread is in a wait of runtime/wire.py, and not in code that may take its time."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return (
+        frame is not None and frame.f_code.co_name == "wait" and "wire" in Path(frame.f_code.co_filename).name
+    )
+
+
+def _leave(sentence: str) -> None:
+    """End this process, so that the others need not wait for it."""
+    print(f"evener: {sentence}", file=sys.stderr, flush=True)
+    os._exit(2)
 
 
 def _first_line(error: BaseException) -> str:

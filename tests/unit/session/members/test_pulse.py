@@ -1,5 +1,8 @@
+from types import SimpleNamespace
+
 import torch.distributed as dist
 
+from evener.session.members import pulse as pulse_module
 from evener.session.members.pulse import GONE, SILENT_S, Pulse, begun_key, pulse_key
 
 
@@ -148,3 +151,19 @@ def test_who_cannot_reach_the_store_for_long_is_cut_off():
     clock.now += 0.5
     a.look()
     assert woken == ["the job's store was not reached for 1.0 s: Connection reset by peer"]
+
+
+def test_a_wait_that_nothing_ends_ends_the_process(monkeypatch):
+    """Story: a stopped process went on in a sum whose peers had gone, and shut sockets did not end it."""
+    a = pair()[0]
+    a._store.set(pulse_key("b"), GONE)
+    gone: list[str] = []
+    turns = iter([False] * 80 + [True])
+    monkeypatch.setattr(a, "_over", SimpleNamespace(wait=lambda _: next(turns)))
+    monkeypatch.setattr(a, "_give_up", gone.append)
+    a._run()
+    assert not gone  # the main thread is in a test, which may take its time
+    turns = iter([False] * 80 + [True])
+    monkeypatch.setattr(pulse_module, "_waits_in_a_sum", lambda: True)
+    a._run()
+    assert gone[0] == "a waits in a sum that nothing ends, and goes: the process of b has ended"
