@@ -199,14 +199,14 @@ def test_a_live_view_follows_the_run_to_its_end(browser, tmp_path, monkeypatch) 
         shown.wait_for("document.getElementById('link').textContent === 'live'")
         assert shown.evaluate(loss) == RECORDS[3].loss
         write_metrics(run, RECORDS[4:], mode="ab")
-        shown.wait_for(f"{loss} === {RECORDS[-1].loss}", 5)
+        shown.wait_for(f"{loss} === {RECORDS[-1].loss}", 30)
         assert shown.evaluate("document.querySelector('[role=progressbar]').ariaValueNow") == "10"
         for width, _ in SIZES:
             shown.resize(width, 900)
             assert shown.evaluate("document.documentElement.scrollWidth") <= width
             shown.screenshot(tmp_path / f"live-{width}.png")
         finish(run, RECORDS, Trace(source="measured", spans=spans(), steps=3))
-        shown.wait_for("document.getElementById('link').textContent === 'run finished'", 5)
+        shown.wait_for("document.getElementById('link').textContent === 'run finished'", 30)
         report = read_run(run).ending.report
         assert float(shown.evaluate("document.getElementById('stat-step_s').dataset.value")) == report.step_s
         assert len(cells(shown, "step-figures")) == len(DEVICES)
@@ -226,7 +226,7 @@ def test_a_live_view_beyond_this_machine_opens_by_its_printed_address(browser, t
         shown.wait_for(DRAWN)
         assert shown.evaluate("location.href") == server.url, "the token has left the address"
         assert shown.evaluate("document.cookie") == "", "no script reads the cookie"
-        shown.wait_for("document.getElementById('link').textContent === 'run finished'", 5)
+        shown.wait_for("document.getElementById('link').textContent === 'run finished'", 30)
         shown.close()
 
 
