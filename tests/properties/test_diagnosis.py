@@ -1,6 +1,6 @@
 """Whatever a description says, it is judged: findings never raise, and have grades, words and codes."""
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from evener.core.files import decode, encode
@@ -81,7 +81,7 @@ HOSTS = some(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(hosts=st.lists(HOSTS, min_size=1, max_size=3), peers=st.booleans())
 def test_every_description_is_judged(hosts: list[HostFacts], peers: bool) -> None:
     for facts in hosts:
@@ -99,7 +99,7 @@ NEEDS = some(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(needs=st.lists(NEEDS, max_size=6))
 def test_every_device_gets_an_environment_and_its_files(needs: list[Need]) -> None:
     made = environments(needs)

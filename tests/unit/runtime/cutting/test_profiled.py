@@ -30,7 +30,7 @@ def profiled(model: nn.Module, x: torch.Tensor) -> list[str]:
     def step_loss(model, x):
         return first_tensor(model(x)).square().sum()
 
-    return [layer.name for layer in _layers(pieces, [anatomy(model, pieces, step_loss, x, len(x))])]
+    return [layer.name for layer in _layers(pieces, [anatomy(model, pieces, step_loss, x, len(x))], None)]
 
 
 def check(model: nn.Module, x: torch.Tensor) -> list[str]:
