@@ -17,8 +17,6 @@ from evener.errors import PlanMismatchError
 
 PIECE_BYTES = 2**21
 """A buffer travels in pieces of at most so many bytes: while one is between hosts, the next is inside."""
-SMALLEST_BYTES = 2**16
-"""Below this a piece is not cut further: a message then is all latency."""
 Span = tuple[int, int]
 
 

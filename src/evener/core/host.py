@@ -1,6 +1,6 @@
 """What was found on one host: the cards it has, drivers, builds, limits, network and settings in force.
 
-A host description is a file like a fleet: `evener doctor --facts FILE` judges one from elsewhere. All is
+A host description is a file like a fleet: `evener doctor FILE` judges one from elsewhere. All is
 optional: what could not be found out is absent, and `failures` says what was asked and how it failed.
 """
 
@@ -99,7 +99,6 @@ class Interface(Value, frozen=True, kw_only=True):
     up: bool = True
     addresses: tuple[str, ...] = ()
     bits_per_s: float | None = None
-    mtu: int | None = None
     virtual: bool | None = None
 
 
@@ -130,15 +129,13 @@ class Failure(Value, frozen=True, kw_only=True):
 class Cpu(Value, frozen=True, kw_only=True):
     """The host's processors: `cores` are physical, `threads` those this process may run on.
 
-    `memory_bytes` is the host's, `memory_limit_bytes` a container's. `nodes` are NUMA nodes, `allowed_nodes`
-    those that this process may run on. `dtypes` as for a card.
+    `nodes` are NUMA nodes, `allowed_nodes` those that this process may run on. `dtypes` as for a card.
     """
 
     model: str = ""
     cores: int | None = None
     threads: int | None = None
     memory_bytes: int | None = None
-    memory_limit_bytes: int | None = None
     nodes: tuple[int, ...] = ()
     allowed_nodes: tuple[int, ...] = ()
     dtypes: dict[str, float] = {}
@@ -169,7 +166,6 @@ class HostFacts(Value, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
     cpu: Cpu = Cpu()
     shm_bytes: int | None = None
-    shm_free_bytes: int | None = None
     open_files: int | None = None
     locked_bytes: int | None = None
     interfaces: tuple[Interface, ...] = ()

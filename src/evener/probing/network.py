@@ -29,18 +29,13 @@ def interfaces() -> tuple[Interface, ...]:
     found = []
     for name in sorted(addresses, key=lambda n: order.get(n, len(order) + 1)):
         state = states.get(name)
-        own = [
-            a.address.partition("%")[0]
-            for a in addresses[name]
-            if a.family in (socket.AF_INET, socket.AF_INET6)
-        ]
+        own = [a.address.partition("%")[0] for a in addresses[name] if a.family in FAMILIES]
         found.append(
             Interface(
                 name=name,
                 up=bool(state and state.isup),
                 addresses=tuple(own),
                 bits_per_s=state.speed * 1e6 if state and state.speed else None,
-                mtu=state.mtu if state else None,
                 virtual=is_virtual(name),
             )
         )

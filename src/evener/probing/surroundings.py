@@ -14,7 +14,6 @@ from evener.core.host import UNLIMITED, AmdDriver, Cpu
 from evener.probing.cards import Names, Read
 
 MODULES = ("nvidia", "nouveau", "amdgpu", "xe", "i915")
-MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 ACS = 0x000D
 """Id of the PCI capability for access control; bits 2 and 3 of its control word redirect peer traffic."""
 EXTENDED = 0x100
@@ -43,7 +42,7 @@ def limits() -> dict[str, Any]:
     found: dict[str, Any] = {"open_files": _limit(files), "locked_bytes": _limit(locked)}
     with suppress(OSError):  # where there is none it stays absent
         shm = os.statvfs("/dev/shm")
-        found |= {"shm_bytes": shm.f_frsize * shm.f_blocks, "shm_free_bytes": shm.f_frsize * shm.f_bavail}
+        found["shm_bytes"] = shm.f_frsize * shm.f_blocks
     return found
 
 
@@ -57,14 +56,11 @@ def cpu(read: Read, names: Names) -> Cpu:
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     nodes = sorted(int(n[4:]) for n in names("/sys/devices/system/node") if n[4:].isdigit())
     mine = [n for n in nodes if allowed & numbers(read(f"/sys/devices/system/node/node{n}/cpulist"))]
-    memory = psutil.virtual_memory().total
-    limits = [int(t) for p in MEMORY_LIMITS if (t := read(p).strip()).isdigit() and int(t) < memory]
     return Cpu(
         model=model.strip() or platform.processor() or platform.machine(),
         cores=psutil.cpu_count(logical=False),
         threads=len(allowed) or psutil.cpu_count(),
-        memory_bytes=memory,
-        memory_limit_bytes=min(limits, default=None),
+        memory_bytes=psutil.virtual_memory().total,
         nodes=tuple(nodes),
         allowed_nodes=tuple(mine),
     )
