@@ -1,5 +1,6 @@
 """At which address other hosts of a job reach this one: where its own way to the job's first host begins."""
 
+import os
 import socket
 import struct
 import sys
@@ -31,6 +32,13 @@ def address_here(environment: Mapping[str, str]) -> str:
     if ip_address(found).is_loopback and not _says_loopback(master):
         found = _way_to(_ELSEWHERE)
     return found
+
+
+def choose_interface() -> None:
+    """Let Gloo of this process use the interface that reaches the job, unless the user named one."""
+    name = gloo_interface(os.environ)
+    if name:
+        os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def gloo_interface(environment: Mapping[str, str]) -> str | None:

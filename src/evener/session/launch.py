@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from evener.core.files import decode, encode
 from evener.errors import EvenerError, PeerLostError, RefusedError
-from evener.session.address import gloo_interface
+from evener.session.address import choose_interface
 from evener.session.conclude import Outcome
 from evener.session.lookout import Lookout
 from evener.session.meeting import FINISHED, OUTCOME, open_meeting, read_failure
@@ -94,9 +94,7 @@ def _launch(request: Request, kind: type[T]) -> T:
 def _child(request_json: bytes, environment: dict[str, str], lifeline: Connection) -> None:
     """The main function of a device's process."""
     os.environ.update(environment)
-    interface = gloo_interface(os.environ)
-    if interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    choose_interface()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends us
     mp.set_start_method(None, force=True)  # data loader workers start as they do in any script
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
@@ -109,7 +107,7 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
         if number >= starting:
             join(
                 request,
-                meeting_at("127.0.0.1", int(environment["MASTER_PORT"])),
+                meeting_at(environment["MASTER_ADDR"], int(environment["MASTER_PORT"])),
                 request.later[number - starting],
             )
             return

@@ -22,6 +22,7 @@ from evener.session.members.sockets import GroupSockets, shut_sockets
 T = TypeVar("T")
 OUTCOME, FINISHED = "outcome", "finished"  # what the leading process puts at the end
 POLL_S = 0.01
+FOREVER = timedelta(days=365)  # for what takes as long as the training
 GROUP_TIMEOUT = timedelta(minutes=30)  # a lost peer closes its socket; the timeout is for a silent network
 
 

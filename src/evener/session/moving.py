@@ -21,7 +21,6 @@ from evener.session.adapting import situation_of
 from evener.session.decide import samples_to_train, with_inexact
 from evener.session.members.changes import Changes
 from evener.session.members.member import Generation, Member
-from evener.session.members.turnover import profile_of
 
 Propose = Callable[[Plan, str], None]
 
@@ -76,7 +75,7 @@ def mover_of(member: Member, generation: Generation, changes: Changes | None) ->
     request, recipe, steps = member.request, member.recipe, generation.steps
     if steps is None or steps.adapter is None or changes is None or request.plan is not None:
         return None
-    profile, fleet = profile_of(member), generation.turn.fleet
+    profile, fleet = member.profile, generation.turn.fleet
     if profile is None:
         return None
     situation = situation_of(request, fleet, steps.plan, profile)

@@ -19,7 +19,6 @@ from evener.session.meeting import Meeting
 from evener.session.members.changes import changes_of
 from evener.session.members.copying import Copying
 from evener.session.members.member import Generation, Member
-from evener.session.members.turnover import profile_of
 from evener.session.moving import mover_of
 from evener.session.profiled import write_profiled
 from evener.session.scripted import begin_script, scripted
@@ -103,7 +102,7 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
 def tell_passage(member: Member, generation: Generation) -> None:
     """Once the first step of a later generation is committed: how long the job was without one."""
     steps = generation.steps
-    if steps is None or steps.number == generation.turn.step:
+    if steps is None or not generation.has_moved:
         return
     member.stopwatch.mark("first step")
     passage = member.stopwatch.finish(generation.number, generation.turn.step)
@@ -120,7 +119,7 @@ def _prepare_for_change(member: Member, generation: Generation) -> None:
     request, steps, fleet = member.request, generation.steps, generation.turn.fleet
     assert steps is not None
     holding, leads = steps.layout.holding, steps.ranks.rank == 0
-    profile = profile_of(member) if leads else None
+    profile = member.profile if leads else None
     steps.adapter, why_not = adapter_of(request, fleet, steps.plan, holding.wire, profile)
     steps.decisions += [why_not] if why_not and generation.number == 1 else []
     if member.faults is None:
@@ -146,10 +145,8 @@ def _saving(member: Member, generation: Generation) -> Checkpointing | None:
     assert steps is not None
     if request.checkpoint is None:
         return None
-    saving, others = (
-        Checkpointing(request.checkpoint, request.run_dir, generation.room, steps),
-        steps.at_boundary,
-    )
+    saving = Checkpointing(request.checkpoint, request.run_dir, generation.room, steps)
+    others = steps.at_boundary
 
     def at_boundary(number: int) -> None:
         others(number)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from evener.core.fleet import Fleet
 from evener.errors import UsageError
-from evener.session.address import gloo_interface
+from evener.session.address import choose_interface
 from evener.session.conclude import Outcome
 from evener.session.members.door import address_of, knock, read_token
 from evener.session.members.joiner import free_name, meeting_at, script_here
@@ -52,9 +52,7 @@ def visit(
     (device,) = fleet.devices
     device = device if rehearse else replace(device, name=free_name(device.name, taken))
     os.environ["MASTER_ADDR"] = welcome.store_host
-    interface = gloo_interface(os.environ)
-    if interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    choose_interface()
     meeting = meeting_at(welcome.store_host, welcome.store_port)
     leave_on_sigterm(meeting, device.name)
     return join(request, meeting, Later(device=device, from_step=0, links=fleet.links))

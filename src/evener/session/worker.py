@@ -11,13 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 
 from evener.core.membership import Turn
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.runtime.replicas import spread_state
 from evener.session.conclude import Journal, Outcome
-from evener.session.meeting import FINISHED, OUTCOME, Failure, Meeting, is_launched
+from evener.session.meeting import FINISHED, FOREVER, OUTCOME, Failure, Meeting, is_launched
 from evener.session.members.form import form, room_of
 from evener.session.members.joiner import enter, own_profile
 from evener.session.members.member import Belongings, Generation, Member
@@ -92,7 +91,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     if request.elastic and len(request.fleet.devices) > 1 and table_names(recipe):
         member.decisions.append("tables are placed: the job ends when a device is lost, and none may join")
     try:
-        fleet, plan, member.profile = agreed_plan(request, meeting, recipe, site)
+        fleet, plan, member.given = agreed_plan(request, meeting, recipe, site)
         turn = Turn(fleet=fleet, plan=plan, members=tuple(d.name for d in fleet.devices))
         outcome, last = _live(member, turn, 1)
         if handed_in and not _everyone_has_all(last, recipe):
@@ -167,7 +166,7 @@ def _live(member: Member, turn: Turn, number: int) -> tuple[Outcome | None, Gene
                 why = str(e).partition("\n")[0]
             finally:
                 tear_down(generation)
-            failures = 0 if _has_moved(generation) else failures + 1
+            failures = 0 if generation.has_moved else failures + 1
             if failures == MOST_FAILURES:
                 raise PeerLostError(
                     f"{failures} generations in a row ended before their first step", numbers=why
@@ -209,10 +208,6 @@ def _can_go_on(member: Member, error: BaseException) -> bool:
     return isinstance(error, PeerLostError) or member.pulse.wait_for_alarm(SILENT_S + 0.5)
 
 
-def _has_moved(generation: Generation) -> bool:
-    return generation.steps is not None and generation.steps.number > generation.turn.step
-
-
 class _Finished(Exception):
     """The others have brought the run to its end, or it goes on without this device."""
 
@@ -236,7 +231,7 @@ def _finish(member: Member, generation: Generation, outcome: Outcome | None) -> 
             member.meeting.put(OUTCOME, outcome)
         member.meeting.put(FINISHED, True)
     elif member.pulse is not None:
-        member.meeting.get(FINISHED, bool, timeout=timedelta(days=365))
+        member.meeting.get(FINISHED, bool, timeout=FOREVER)
 
 
 def _everyone_has_all(generation: Generation, recipe: Recipe) -> bool:
@@ -252,7 +247,7 @@ def _hand_on(member: Member, generation: Generation) -> None:
     leader = generation.used[0]
     if member.here == leader:
         member.meeting.put("trained", True)
-    member.meeting.get("trained", bool, timeout=timedelta(days=365))
+    member.meeting.get("trained", bool, timeout=FOREVER)
     names = list(generation.turn.stays)
     names.sort(key=lambda d: d != leader)  # the leader first
     room = member.meeting.within("handing on")

@@ -18,7 +18,7 @@ from evener.session.members.form import room_of
 from evener.session.members.identity import identity_of
 from evener.session.members.member import Generation, Member
 from evener.session.members.plans import next_plan
-from evener.session.members.turnover import Planned, profile_of
+from evener.session.members.turnover import Planned
 from evener.session.members.wishes import WISHES, Answer, Wish
 
 EVERY_S = 0.1
@@ -33,7 +33,6 @@ class Changes:
     def __init__(self, member: Member, generation: Generation) -> None:
         self._member, self._generation = member, generation
         self._meeting: Meeting = member.meeting.connected()
-        self._identity = identity_of(member.request, member.recipe)
         self._ready = 0
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -108,7 +107,7 @@ class Changes:
             raise EvenerError(f"{wish.device} is the job's only device")
         fleet = turn.fleet.only(stays)
         plan, why = next_plan(
-            member.request, member.recipe, profile_of(member), fleet, self._plan(), [wish.device]
+            member.request, member.recipe, member.profile, fleet, self._plan(), [wish.device]
         )
         return Planned(
             fleet=fleet,
@@ -124,14 +123,14 @@ class Changes:
             raise EvenerError(f"{wish.device} did not say what it is")
         if device.name in turn.stays:
             raise EvenerError(f"there is a device {device.name} in the job")
-        differs = self._identity.differs(wish.identity)
+        differs = identity_of(member.request, member.recipe).differs(wish.identity)
         if differs:
             raise EvenerError(f"{device.name} has {differs}")
         devices, links = (*turn.fleet.devices, device), turn.fleet.links
         fleet = replace(turn.fleet, devices=devices, links=(*links, *_new(wish.links, links, devices)))
-        profile = profile_of(member)
+        profile = member.profile
         if profile is not None and wish.profile is not None:
-            profile = member.profile = merge_profiles((profile, wish.profile))
+            profile = merge_profiles((profile, wish.profile))
             self._meeting.put("profile", profile)
         plan, why = next_plan(
             member.request, member.recipe, profile, fleet, self._plan(), [], joined=[device.name]

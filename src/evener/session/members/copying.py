@@ -1,7 +1,5 @@
 """When devices copy each other's state: before every n-th step, where only one device holds some layer."""
 
-import time
-
 from evener.core.membership import Snapshot
 from evener.session.members.copies import copy_moves, exchange
 from evener.session.members.member import Generation, Member
@@ -19,7 +17,6 @@ class Copying:
         self._route = copy_moves(holders_of(self._steps), hosts) if member.pulse and every else ()
         self._every = every
         self._first, self._last = self._steps.number, -1
-        self.seconds: list[float] = []
 
     def at_boundary(self, number: int) -> None:
         """Copies of the state before step `number`, if it is one of those, here and at the neighbour."""
@@ -30,7 +27,7 @@ class Copying:
         self._last = number
         channel = self._steps.layout.holding.channel
         assert channel is not None, "a plan in which only one device holds a layer has a channel"
-        own, steps, before = self._member.belongings, self._steps, time.monotonic()
+        own, steps = self._member.belongings, self._steps
         steps.scopes.hand_out()  # copies of statistics are of all waves
         scale = steps.loss_scale.state if steps.loss_scale else None
         exchange(
@@ -43,4 +40,3 @@ class Copying:
             self._generation.room,
             Snapshot(step=number, samples_seen=steps.samples_seen, loss_scale=scale),
         )
-        self.seconds.append(time.monotonic() - before)

@@ -53,7 +53,8 @@ def form(member: Member, generation: Generation) -> None:
             if number == 1:
                 spread_state(member.recipe.model)
         sizes = step_sizes(len(member.recipe.dataset), turn.plan.global_batch)
-        made = agreed_schedules(turn.plan, sizes, turn.fleet, member.profile, room)
+        profile = member.profile if turn.plan.schedule == "unequal" else None
+        made = agreed_schedules(turn.plan, sizes, turn.fleet, profile, room)
         layout = lay_out(
             member.recipe,
             turn.plan,

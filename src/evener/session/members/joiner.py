@@ -12,19 +12,17 @@ from evener.core.fleet import Device, Link
 from evener.core.membership import Turn
 from evener.core.words import counted
 from evener.errors import EnvironmentBrokenError, RefusedError
-from evener.profiling import merge_profiles
 from evener.session.measure import micro_batch_grid, profile_here
 from evener.session.meeting import FINISHED, POLL_S, Meeting
 from evener.session.members.form import room_of
 from evener.session.members.identity import identity_of
 from evener.session.members.member import Generation, Member
 from evener.session.members.pulse import begun_key
-from evener.session.members.turnover import Planned, next_turn, profile_of
+from evener.session.members.turnover import Planned, next_turn
 from evener.session.members.wishes import Answer, Wish, make_wish
 
 STORE_TIMEOUT = timedelta(seconds=20)
 TRIES = 5
-FOREVER = timedelta(days=365)
 
 
 def meeting_at(host: str, port: int) -> Meeting:
@@ -41,14 +39,12 @@ def meeting_at(host: str, port: int) -> Meeting:
 
 def own_profile(member: Member) -> None:
     """Measure this device's kind, unless the job knows it or has no profile at all."""
-    known = profile_of(member)
+    known = member.profile
     kind = member.site.device.kind
     if known is None or any(s.kind == kind for s in known.steps):
         return
     sizes = micro_batch_grid(member.recipe.global_batch)
-    measured = profile_here(member.recipe, member.site, sizes, member.request.profile_s)
-    member.profile = merge_profiles((known, measured))
-    member.wish_profile = measured
+    member.wish_profile = profile_here(member.recipe, member.site, sizes, member.request.profile_s)
 
 
 def enter(

@@ -71,7 +71,7 @@ class Member:
     recipe: Recipe
     site: Site
     pulse: Pulse | None
-    profile: Profile | None = None
+    given: Profile | None = None  # by the user, or measured at the start, where this process has it
     belongings: Belongings = field(default_factory=Belongings)
     wish_profile: Profile | None = None  # of a kind that the job had not measured
     has_begun: bool = False  # once a generation was formed: state is defined from then on
@@ -84,6 +84,13 @@ class Member:
     def here(self) -> str:
         """The name of this process's device."""
         return self.site.device.name
+
+    @property
+    def profile(self) -> Profile | None:
+        """What is known of each kind: in the store, so that any device can plan and joiners can add."""
+        if self.meeting.has("profile"):
+            return self.meeting.get("profile", Profile)
+        return self.given
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -110,6 +117,11 @@ class Generation:
         """The devices with a part in the plan, in the fleet's order: the first one leads the run."""
         return tuple(d.name for d in self.turn.fleet.devices if d.name in self.turn.plan.devices)
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether a step was committed: its members then have what they were to get, and who left is gone."""
+        return self.steps is not None and self.steps.number > self.turn.step
+
     def open(self, channel: Channel | None) -> None:
         """A channel of this generation, to be ended with it."""
         if channel is not None:
@@ -124,7 +136,7 @@ class Generation:
     def standing(self, member: Member) -> Standing:
         """Where this device stands at the generation's end, as the others need to know it."""
         own, steps = member.belongings, self.steps
-        if steps is not None and steps.number > self.turn.step:
+        if steps is not None and self.has_moved:
             # Until a step is taken, what a device held in the generation before is as good as ever.
             own.step, own.samples_seen = steps.number, steps.samples_seen
             own.live = {n: kept for n, kept in own.live.items() if n in self.held}

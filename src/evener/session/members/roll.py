@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from evener.core.figures import Value
+from evener.core.files import encode
 from evener.core.membership import Standing
 from evener.errors import PeerLostError
 from evener.session.meeting import Meeting
@@ -44,7 +45,7 @@ def call_roll(
         present = _present(room, expected, pulse.lost)
         if present is not None and present[0] == standing.device:
             # Should two believe that they are first, the store takes the first answer.
-            room.store.compare_set("members", "", _spelt(present))
+            room.store.compare_set("members", "", encode(Members(devices=present)).decode())
             break
         if pulse.is_cut_off:
             raise PeerLostError(
@@ -64,9 +65,3 @@ def _present(room: Meeting, expected: Sequence[str], lost: Mapping[str, str]) ->
     if all(room.has(f"standing/{device}") for device in living):
         return tuple(living)
     return None
-
-
-def _spelt(devices: Sequence[str]) -> str:
-    from evener.core.files import encode
-
-    return encode(Members(devices=tuple(devices))).decode()

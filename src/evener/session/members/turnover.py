@@ -6,7 +6,6 @@ from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.membership import Standing, Turn
 from evener.core.plan import Plan
-from evener.core.profile import Profile
 from evener.errors import PeerLostError, StateLostError
 from evener.policy.settle import settle
 from evener.session.members.form import room_of
@@ -69,8 +68,7 @@ def next_turn(member: Member, before: Generation, why: str) -> tuple[int, Turn] 
 
 def _expected(before: Generation) -> tuple[str, ...]:
     """Who may be on the roll: those that leave too, unless a step proves that they have handed over."""
-    has_moved = before.steps is not None and before.steps.number > before.turn.step
-    return before.turn.stays if has_moved else before.turn.members
+    return before.turn.stays if before.has_moved else before.turn.members
 
 
 def _called(
@@ -124,7 +122,7 @@ def _turn(
     else:
         fleet = old.fleet.only(tuple(d.name for d in old.fleet.devices if d.name in members))
         if gone:
-            plan, sentence = next_plan(member.request, member.recipe, profile_of(member), fleet, plan, gone)
+            plan, sentence = next_plan(member.request, member.recipe, member.profile, fleet, plan, gone)
             reasons.append(sentence)
         else:
             reasons.append(f"nobody is lost, the same devices meet again ({why})")
@@ -143,13 +141,6 @@ def _turn(
         rewind=settled.rewind,
         reasons=tuple(reasons),
     )
-
-
-def profile_of(member: Member) -> Profile | None:
-    """What was measured: kept in the store, so that any device can plan."""
-    if member.profile is None and member.meeting.has("profile"):
-        member.profile = member.meeting.get("profile", Profile)
-    return member.profile
 
 
 def _settle(member: Member, before: Generation, standing: Standing, turn: Turn) -> None:
