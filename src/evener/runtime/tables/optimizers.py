@@ -8,7 +8,7 @@ Gradients come summed and divided, each row once. `rates` are the learning rates
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Protocol
 
@@ -290,8 +290,3 @@ def like_torch(optimizer: torch.optim.Optimizer, table: str) -> TableOptimizer:
             remedy="table_optimizer=ev.TableAdam(...), TableSGD(...) or TableAdagrad(...) in the recipe",
         )
     return made
-
-
-def at_rate(optimizer: TableOptimizer, lr: float) -> TableOptimizer:
-    """The same optimiser with a learning rate of its own."""
-    return replace(optimizer, lr=lr)  # type: ignore[type-var]

@@ -62,7 +62,6 @@ class Table:
         self.rates = Rates()
         self.collects = False
         self.gradient: tuple[torch.Tensor, torch.Tensor] | None = None  # local ids, summed rows
-        self.rows_read = 0
         self._scale = 1.0
         self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._fetched: _Fetched | None = None
@@ -99,7 +98,6 @@ class Table:
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of `ids` (sorted, each once). ModelError where the step was not told of them."""
-        self.rows_read += len(ids)
         if self.exchange is None:
             return self.own(ids)
         fetched = self._fetched
