@@ -41,7 +41,6 @@ class TcpTransport:
         self.look_s, self.stop = look_s, stop
         self.porter = Porter(stop)
         self._senders: dict[str, TcpSender] = {}
-        self._receivers: list[TcpReceiver] = []
 
     def sender(self, to: Place) -> "TcpSender":
         if to.device not in self._senders:
@@ -49,8 +48,7 @@ class TcpTransport:
         return self._senders[to.device]
 
     def receiver(self, source: Place) -> "TcpReceiver":
-        self._receivers.append(TcpReceiver(self, source))
-        return self._receivers[-1]
+        return TcpReceiver(self, source)
 
     def close(self) -> None:
         """Let go of all sockets; `stop` has been set."""
@@ -160,17 +158,11 @@ class Kept:
 class TcpReceiver:
     """The way from one other device."""
 
-    events = select.POLLIN
-
     def __init__(self, transport: TcpTransport, source: Place) -> None:
         self._transport, self._source = transport, source
         self._frames = Frames(source.device)
         self._socket: socket.socket | None = None
         self._ahead: Ahead | None = None
-
-    def fileno(self) -> int:
-        assert self._socket is not None
-        return self._socket.fileno()
 
     def take(self, key: str, device: torch.device) -> Message:
         way = self._transport
