@@ -119,3 +119,4 @@ def test_the_report_is_of_the_steps_under_the_last_plan(tmp_path: Path) -> None:
     assert outcome.report.step_s == pytest.approx(median(step_s[11:]), rel=0.1), "steps 8 to 10 are warm-up"
     assert outcome.report.step_s > 1.3 * median(step_s[2:5])
     assert outcome.report.loss_first == json.loads(lines[0])["loss"]
+    assert "not in the figures: 8 steps before step 8, when the plan changed" in outcome.report.notes

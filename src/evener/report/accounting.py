@@ -12,16 +12,36 @@ out loses all of T. Over all devices, weighted by what they are worth (S = Σ s_
     Σ_r s_r/S · lost_r  =  T - N/S  =  T·(1 - efficiency)  =  step_s - ideal_step_s  =  gap_s
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from evener.core.figures import Figure
 from evener.core.plan import Plan
+from evener.core.records import StepRecord
 from evener.core.trace import CAUSES
 from evener.errors import PlanMismatchError, UnknownNameError, UsageError
 from evener.report.results import LEFT_OUT, LOSS_CAUSES, DeviceReport, Evaluation, RunReport, Solo
-from evener.report.steps import TypicalStep
+from evener.report.steps import TypicalStep, typical_step
 
 UNBOUNDED = "if its memory held the model"
+WARMUP_STEPS = 3
+
+
+def report_by_prediction(
+    records: Sequence[StepRecord], plan: Plan, *, evaluation: Evaluation | None = None
+) -> RunReport | None:
+    """The report of steps under `plan`, by the solo rates that the plan predicts.
+
+    None where it predicts too little to tell what each device does alone. UsageError where no step was whole.
+    """
+    solo = predicted_solo(plan)
+    if plan.prediction is None or not any(solo.values()):
+        return None
+    if not plan.is_data_parallel and not plan.prediction.useful_samples:
+        return None
+    typical = typical_step(records, global_batch=plan.global_batch, warmup_steps=WARMUP_STEPS)
+    return account(typical, plan, solo, evaluation=evaluation)
 
 
 def account(

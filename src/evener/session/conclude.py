@@ -15,23 +15,21 @@ from evener.core.files import write, write_bytes
 from evener.core.plan import Plan
 from evener.core.records import StepRecord
 from evener.core.trace import Span, Trace
+from evener.core.words import counted
 from evener.rehearsal.verdict import Lateness, verdict
-from evener.report.accounting import account, predicted_solo
+from evener.report.accounting import report_by_prediction
 from evener.report.chrome import chrome_trace
 from evener.report.live import LiveView
 from evener.report.metrics import MetricsWriter, read_metrics
 from evener.report.page.files import RunInfo
 from evener.report.plans import plan_text
 from evener.report.results import Evaluation, RunReport
-from evener.report.steps import typical_step
 from evener.report.text import report_text
 from evener.runtime.hardware import ALLOCATED
 from evener.session.decide import samples_to_train
 from evener.session.heldout import Heldout
 from evener.session.recipe import Recipe
 from evener.session.request import Request
-
-WARMUP_STEPS = 3
 
 
 class Outcome(Value, frozen=True, kw_only=True):
@@ -173,23 +171,25 @@ class Journal:
         return outcome
 
     def _report(self, plan: Plan) -> RunReport | None:
-        solo = predicted_solo(plan)
-        cut = not plan.is_data_parallel
-        if plan.prediction is None or not any(solo.values()) or (cut and not plan.prediction.useful_samples):
-            return None
-        typical = typical_step(self._newest(plan), global_batch=plan.global_batch, warmup_steps=WARMUP_STEPS)
-        losses = [r.loss for r in self._records if r.loss is not None]
-        typical = msgspec.structs.replace(typical, loss_first=losses[0] if losses else None)
+        """Of the steps under the last plan; of all of them where none of those is whole."""
         evaluation = None
         if self.heldout_last is not None:
             evaluation = Evaluation(heldout_loss=self.heldout_last.loss, references=self.recipe.figures)
-        return account(typical, plan, solo, evaluation=evaluation)
-
-    def _newest(self, plan: Plan) -> list[StepRecord]:
-        """The steps under the last plan; all of them where none of those is whole."""
         newest = [r for r in self._records if r.step >= self.since]
-        whole = any(r.samples == plan.global_batch and not r.skipped for r in newest)
-        return newest if whole else self._records
+        if not any(r.samples == plan.global_batch and not r.skipped for r in newest):
+            newest = self._records
+        report = report_by_prediction(newest, plan, evaluation=evaluation)
+        if report is None:
+            return None
+        notes = report.notes
+        if self.since and newest is not self._records:
+            left_out = counted(self.since, "step")
+            notes = (
+                f"not in the figures: {left_out} before step {self.since}, when the plan changed",
+                *notes,
+            )
+        losses = [r.loss for r in self._records if r.loss is not None]
+        return msgspec.structs.replace(report, loss_first=losses[0] if losses else None, notes=notes)
 
     def _text(self, outcome: Outcome) -> str:
         lines = [*outcome.decisions]
@@ -212,11 +212,13 @@ class Journal:
 def _memory(outcome: Outcome) -> list[str]:
     """Predicted peaks beside measured ones, of the devices whose allocator counts."""
     predicted = outcome.plan.prediction.memory_bytes if outcome.plan.prediction else {}
-    counted = {n: f.value for n, f in outcome.peak_bytes.items() if f.note == ALLOCATED and n in predicted}
+    by_allocator = {
+        n: f.value for n, f in outcome.peak_bytes.items() if f.note == ALLOCATED and n in predicted
+    }
     return [
         f"memory of {name}: {held / 2**20:.4g} MiB at its peak, {predicted[name] / 2**20:.4g} MiB predicted "
         f"({predicted[name] / held - 1:+.1%})"
-        for name, held in counted.items()
+        for name, held in by_allocator.items()
     ]
 
 

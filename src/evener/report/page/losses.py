@@ -4,17 +4,15 @@ from collections.abc import Iterator, Sequence
 
 from evener.core.plan import Plan
 from evener.core.trace import CAUSES
-from evener.report.accounting import account, predicted_solo
+from evener.report.accounting import report_by_prediction
 from evener.report.compare import Difference, compare
 from evener.report.page.cells import columns, part, seconds, unit_for, word
 from evener.report.page.document import Beside, Cell, Lost, Pair, Table
 from evener.report.page.files import RunFiles
 from evener.report.results import LOSS_CAUSES, RunReport
-from evener.report.steps import typical_step
 from evener.report.tables import duration
 from evener.report.text import LOSS_NAMES
 
-WARMUP_STEPS = 3
 RECENT_RECORDS = 500
 
 
@@ -25,17 +23,8 @@ def report_of(run: RunFiles) -> RunReport | None:
     """
     if run.ending and run.ending.report:
         return run.ending.report
-    plan = run.plan
-    solo = predicted_solo(plan)
-    cut = not plan.is_data_parallel
-    if plan.prediction is None or not any(solo.values()) or (cut and not plan.prediction.useful_samples):
-        return None
-    whole = [r for r in run.records if not r.skipped and r.samples == plan.global_batch and r.seconds]
-    if not whole:
-        return None
-    newest = run.records[-RECENT_RECORDS:] if len(run.records) > RECENT_RECORDS else run.records
-    typical = typical_step(newest, global_batch=plan.global_batch, warmup_steps=WARMUP_STEPS)
-    return account(typical, plan, solo)
+    whole = [r for r in run.records if not r.skipped and r.samples == run.plan.global_batch and r.seconds]
+    return report_by_prediction(run.records[-RECENT_RECORDS:], run.plan) if whole else None
 
 
 def lost(report: RunReport) -> Lost:
