@@ -95,6 +95,7 @@ def test_every_device_is_in_one_trace_with_its_actions_as_ranges(watched) -> Non
 def test_operators_lie_inside_of_their_actions(watched) -> None:
     for profile in profiles(watched[0]):
         forwards = [e for e in profile.events if is_action(e) and "F" in e.name and "_" not in e.name]
+        assert len(forwards) == 4
         for f in forwards:
             inside = [
                 e
