@@ -108,7 +108,7 @@ def _versions(facts: HostFacts) -> str:
         "CUDA": (torch.cuda or "") if torch else "",
         "ROCm build": (torch.hip or "") if torch else "",
         "NCCL": (torch.nccl or "") if torch else "",
-        "NVIDIA driver": (nvidia.library or nvidia.kernel) if nvidia else "",
+        "NVIDIA driver": nvidia.version if nvidia else "",
         "ROCm": amd.rocm if amd else "",
         "evener": facts.evener,
     }

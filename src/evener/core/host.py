@@ -82,6 +82,11 @@ class NvidiaDriver(Value, frozen=True, kw_only=True):
     compat_library: str = ""
     error: str = ""
 
+    @property
+    def version(self) -> str:
+        """Of the user half, else of the loaded module; "" where neither is known."""
+        return self.library or self.kernel
+
 
 class AmdDriver(Value, frozen=True, kw_only=True):
     """AMD's driver: version of the kernel module, version of ROCm, and whether /dev/kfd may be opened."""

@@ -8,8 +8,8 @@ from evener.core.figures import Value
 from evener.core.host import HostFacts
 from evener.diagnosis import builds
 from evener.diagnosis.amd import is_integrated
-from evener.diagnosis.finding import Finding
-from evener.diagnosis.rules import rules, version
+from evener.diagnosis.finding import Finding, read_in
+from evener.diagnosis.rules import mixing, version
 
 Transport = Literal["nccl", "rccl", "gloo", "none"]
 
@@ -93,7 +93,7 @@ def _nccl(hosts: Sequence[HostFacts]) -> Iterator[Finding]:
     if len(found) < 2:
         return
     codes = [c for h in nvidia for c in map(builds.device_code, h.cards) if c is not None]
-    drivers = [v for h in nvidia if h.nvidia and (v := h.nvidia.library or h.nvidia.kernel)]
+    drivers = [h.nvidia.version for h in nvidia if h.nvidia and h.nvidia.version]
     oldest = min(drivers, key=version, default="")
     fitting = builds.wheels_for(codes, nvidia[0].machine, oldest)
     yield Finding(
@@ -103,7 +103,7 @@ def _nccl(hosts: Sequence[HostFacts]) -> Iterator[Finding]:
         what="NCCL is not of one version, so these hosts talk over Gloo",
         evidence=_told(found),
         mend=builds.install_line(fitting[0].variant) + "  # on each" if fitting else "",
-        rule=next(f"{m.source} ({m.date})" for m in rules().mixing if m.what == "nccl"),
+        rule=read_in(mixing("nccl")),
     )
 
 
@@ -118,7 +118,7 @@ def _vendors(hosts: Sequence[HostFacts]) -> Iterator[Finding]:
             what="the job has cards of NVIDIA and AMD: two builds of torch, Gloo between them",
             evidence=", ".join(f"{h.host}: {', '.join(sorted({c.vendor for c in h.cards}))}" for h in hosts),
             mend="evener env HOST.json ... -o environments",
-            rule=next(f"{m.source} ({m.date})" for m in rules().mixing if m.what == "rccl"),
+            rule=read_in(mixing("rccl")),
         )
 
 

@@ -1,8 +1,8 @@
 """Devices that somebody has chosen to hide, to slice or to reserve."""
 
 from evener.core.host import Card, HostFacts
-from evener.diagnosis.finding import Finding, label, which
-from evener.diagnosis.rules import rules
+from evener.diagnosis.finding import Finding, label, read_in, which
+from evener.diagnosis.rules import mixing
 
 VISIBLE = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
@@ -65,7 +65,6 @@ def _names_one(word: str, cards: list[Card]) -> bool:
 
 def sliced(facts: HostFacts, card: Card) -> Finding | None:
     """Slices are devices of their own, one to a process; a card in MIG mode without slices is none."""
-    rule = next(f"{m.source} ({m.date})" for m in rules().mixing if m.what == "mig")
     if card.mig and not card.parent:
         return Finding(
             code="DR112",
@@ -74,7 +73,7 @@ def sliced(facts: HostFacts, card: Card) -> Finding | None:
             what="the card is in MIG mode and has no slices",
             evidence=card.kind,
             mend=f"sudo nvidia-smi -i {which(card)} -mig 0",
-            rule=rule,
+            rule=read_in(mixing("mig")),
         )
     if not card.parent or card.torch_index is not None or card.vendor != "nvidia":
         return None
@@ -85,7 +84,7 @@ def sliced(facts: HostFacts, card: Card) -> Finding | None:
         what="a process sees one slice only, and this one needs a process of its own",
         evidence=f"{card.kind}, slice of {card.parent}",
         mend=f"export CUDA_VISIBLE_DEVICES={card.hardware_id}  # in the process for this slice",
-        rule=rule,
+        rule=read_in(mixing("mig")),
     )
 
 

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from evener.core.catalogue import known_device, near_kinds
 from evener.core.figures import Value
 from evener.core.fleet import Fleet
@@ -83,7 +85,7 @@ def needs_of_hosts(hosts: Sequence[HostFacts]) -> tuple[Need, ...]:
         cards = [c for c in facts.cards if not (c.mig and not c.parent)]
         cards = [c for c in cards if not is_integrated(c) or c.torch_index is not None]
         for i, card in enumerate(cards):
-            driver = (facts.nvidia.library or facts.nvidia.kernel) if facts.nvidia else ""
+            driver = facts.nvidia.version if facts.nvidia else ""
             arch = card.arch or needs_of_kind(card.kind).arch
             needs.append(
                 Need(
@@ -115,7 +117,7 @@ def environments(needs: Sequence[Need]) -> tuple[Environment, ...]:
         place = next((i for i, e in enumerate(made) if e.machine == machine), None)
         if cpus and place is not None:
             known = made[place]
-            made[place] = _with(known, known.needs + cpus)
+            made[place] = replace(known, needs=known.needs + cpus)
         elif cpus:
             made.append(_environment("cpu", machine, cpus))
     return tuple(made)
@@ -233,16 +235,4 @@ def _environment(
         driver=driver,
         settings=settings or {},
         notes=notes,
-    )
-
-
-def _with(known: Environment, needs: tuple[Need, ...]) -> Environment:
-    return Environment(
-        name=known.name,
-        variant=known.variant,
-        machine=known.machine,
-        needs=needs,
-        driver=known.driver,
-        settings=known.settings,
-        notes=known.notes,
     )

@@ -120,7 +120,7 @@ def _variant(facts: HostFacts, card: Card) -> str:
         return wheel.variant if wheel else "cpu"
     if card.vendor != "nvidia":
         return "cpu"
-    driver = (facts.nvidia.library or facts.nvidia.kernel) if facts.nvidia else ""
+    driver = facts.nvidia.version if facts.nvidia else ""
     mine = builds.device_code(card)
     for wanted in (nvidia.codes(facts), [mine] if mine else []):
         for served_by in (driver, ""):

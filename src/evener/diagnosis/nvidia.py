@@ -111,7 +111,7 @@ def branch(facts: HostFacts, card: Card) -> Finding | None:
     """Branches of the driver begin and end with generations of cards."""
     driver, device = _driver(facts), builds.device_code(card)
     known = generation(device) if device is not None else None
-    major = (version(driver.library or driver.kernel) or (0,))[0]
+    major = (version(driver.version) or (0,))[0]
     if known is None or not major or card.torch_index is not None:
         return None
     if known.last_branch is not None and major > known.last_branch:
@@ -127,7 +127,7 @@ def branch(facts: HostFacts, card: Card) -> Finding | None:
         grade="fails",
         where=label(facts, card),
         what=what,
-        evidence=f"{card.kind}, {builds.named(device or 0)}; driver {driver.library or driver.kernel}",
+        evidence=f"{card.kind}, {builds.named(device or 0)}; driver {driver.version}",
         mend=f"{driver_line(facts, card)} && {REBOOT}",
         rule=read_in(known),
     )
@@ -173,7 +173,7 @@ def other_libcuda(facts: HostFacts, card: Card) -> Finding | None:
 def driver_too_old(facts: HostFacts, card: Card) -> Finding | None:
     """Each major version of CUDA needs a driver from its own time or later."""
     built = facts.torch.cuda if facts.torch else None
-    found = _driver(facts).library or _driver(facts).kernel
+    found = _driver(facts).version
     tools = toolkit(built) if built else None
     if tools is None or not found or card.torch_index is not None:
         return None
@@ -200,7 +200,7 @@ def no_kernels(facts: HostFacts, card: Card) -> Finding | None:
     listed = not built or builds.carries(built, device or 0)
     if device is None or card.dtypes or (listed and not tried_in_vain):
         return None
-    found = _driver(facts).library or _driver(facts).kernel
+    found = _driver(facts).version
     together = builds.wheels_for(codes(facts), facts.machine, found)
     alone = builds.wheels_for([device], facts.machine, found)
     fitting = together or alone

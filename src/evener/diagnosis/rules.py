@@ -153,6 +153,11 @@ def toolkit(cuda: str) -> Toolkit | None:
     return max(fitting, key=lambda t: version(t.cuda), default=None)
 
 
+def mixing(what: str) -> Mixing:
+    """What a group of "nccl", "rccl" or "mig" processes has to share."""
+    return next(m for m in rules().mixing if m.what == what)
+
+
 def override(arch: str) -> Override | None:
     """How an AMD architecture without kernels may run those of a near one; None where nothing is known."""
     return next((o for o in rules().overrides if arch in o.archs), None)
