@@ -1,7 +1,8 @@
 """Data files go into a built package: whoever installs it without a checkout needs them as well."""
 
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "evener"
