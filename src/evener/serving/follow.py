@@ -1,9 +1,5 @@
 """A run's folder as it grows: only what is new is read, and nothing that is not the run's own."""
 
-import os
-import sys
-import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +112,3 @@ class Follower:
             del self.records[:surplus]
             self._dropped += surplus
         return bool(records or odd)
-
-
-def stand_back() -> None:
-    """Let everything else go first: the calling thread, and those it starts, get what processors have over.
-
-    On Linux a priority is a thread's own; elsewhere it would be the whole process's, and nothing is changed.
-    """
-    if sys.platform == "linux":
-        with suppress(OSError):  # a container may forbid it; then it is one more thread among others
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import uvicorn
 
+from evener.core.threads import stand_back
 from evener.errors import EnvironmentBrokenError, UsageError
 from evener.serving.access import Access, token_for
 from evener.serving.app import live_app
 from evener.serving.feed import Feed
-from evener.serving.follow import stand_back
 
 START_S = 10.0
 GOODBYE_S = 3.0

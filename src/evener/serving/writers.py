@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evener.core.records import StepRecord
+from evener.core.threads import stand_back
 from evener.errors import EnvironmentBrokenError, FileError, UsageError
-from evener.serving.follow import Follower, stand_back
+from evener.serving.follow import Follower
 
 LOOK_S = 2.0
 

@@ -1,9 +1,6 @@
 """One process's part in saving: copies at a step boundary, a thread for the rest, one at a time."""
 
-import contextlib
-import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +12,7 @@ import torch
 from torch import Tensor
 
 from evener.core.figures import Value
+from evener.core.threads import stand_back
 from evener.errors import EvenerError, StateError
 from evener.runtime.checkpoints import folder as folders
 from evener.runtime.checkpoints.files import Disk, Files
@@ -27,7 +25,6 @@ from evener.session.save_rule import Keep
 
 POLL_S = 0.02
 GRACE_S = 0.2  # for the words why a checkpoint is given up
-NICE = 19
 GIVEN_UP = "the run ended or its devices changed before it was written"
 
 
@@ -178,7 +175,7 @@ class Saver:
                 self._tell(f"removed what was left of {len(left)} unfinished in {place}")
 
     def _write(self, part: Part, samples_seen: int, manifest: Manifest | None, refused: str) -> None:
-        _step_back()
+        stand_back()
         start = time.monotonic()
         written = Written(error=refused) if refused else write_part(self._files, part)
         if written.error:
@@ -218,13 +215,3 @@ class Saver:
         self.seconds.append(seconds)
         if saved.why:
             self._tell(f"checkpoint {saved.path.name}: {saved.why}")
-
-
-def _step_back() -> None:
-    """Let this thread have what processor time the training leaves, and 1.4 % of a core that is always busy.
-
-    On Linux each thread has a nice value; that of 19 weighs 15 beside 1024 for the training's 0.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # where it may not, it writes as fast as the others compute
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

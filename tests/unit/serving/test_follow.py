@@ -1,14 +1,11 @@
 """A run's folder as it grows."""
 
-import os
-import threading
-
 import pytest
 
 from evener.core.files import write
 from evener.errors import FileError
 from evener.serving import follow
-from evener.serving.follow import Follower, stand_back
+from evener.serving.follow import Follower
 from tests.unit.report.page.runs import finish, run_folder, spans, write_metrics
 from tests.unit.report.worked import RECORDS, record
 
@@ -108,24 +105,3 @@ def test_other_files_change_nothing(tmp_path) -> None:
     follower.look()
     write(path / "another.json", {"a": 1})
     assert not follower.look()
-
-
-def test_who_looks_on_lets_others_go_first() -> None:
-    """The thread that asks for it, and those it starts; not the rest of the process."""
-    found: list[int] = []
-
-    def nice() -> int:
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-
-    def look_on() -> None:
-        stand_back()
-        found.append(nice())
-        inner = threading.Thread(target=lambda: found.append(nice()))
-        inner.start()
-        inner.join()
-
-    before = nice()
-    thread = threading.Thread(target=look_on)
-    thread.start()
-    thread.join()
-    assert found == [19, 19] and nice() == before
