@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import torch
 
-from evener.core.figures import Value
 from evener.core.files import decode, encode
 from evener.core.fleet import Fleet
 from evener.core.job import Job
@@ -26,12 +25,6 @@ WARM_UP = 2
 AFTER_A_CHANGE = 1
 
 Decide = Callable[[Plan, dict[str, float], float], Decision]
-
-
-class Told(Value, frozen=True, kw_only=True):
-    """A decision on its way to all devices."""
-
-    decision: Decision
 
 
 class Adapter:
@@ -89,14 +82,14 @@ class Adapter:
 
 def handed_on(wire: Wire, made: Decision | None, key: str) -> Decision:
     """The decision that one device made, on all of them: its length and then its bytes, summed with zeros."""
-    data = encode(Told(decision=made)) if made else b""
+    data = encode(made) if made else b""
     size = torch.tensor([len(data)], dtype=torch.int64)
     wire.all_reduce(size, f"{key}, size").wait()
     told = torch.zeros(int(size), dtype=torch.uint8)
     if made:
         told.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     wire.all_reduce(told, key).wait()
-    return decode(bytes(told.tolist()), Told, "a decision").decision
+    return decode(bytes(told.tolist()), Decision, "a decision")
 
 
 def adapter_of(
