@@ -9,13 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from evener import planner
 from evener.core.fleet import Fleet
-from evener.core.job import Job
+from evener.core.job import Job, Shapes
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import EvenerError
-from evener.planner.choose import Shapes
 from evener.planner.result import PlanResult
-from evener.policy.adapt import Decision, Situation, believing, decide_layers, slowed_by
+from evener.policy.adapt import Situation, believing, decide_layers, slowed_by
 from evener.policy.shares import for_stealing
 from evener.session.adapting import situation_of
 from evener.session.decide import samples_to_train, with_inexact
@@ -54,17 +53,17 @@ class Mover:
         """Search no more; what is under way ends by itself."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _search(self, plan: Plan, factors: dict[str, float], steps_left: int) -> Decision | None:
+    def _search(self, plan: Plan, factors: dict[str, float], steps_left: int) -> None:
         try:
             decision = decide_layers(plan, self._situation, factors, steps_left, self._make)
+            if decision.move_s:
+                self._tell(decision.why)
+            if decision.do == "layers":
+                self._propose(self._finish(decision.plan), decision.why)
         except EvenerError as e:
-            self._tell(f"no other placement was looked for: {e.what}")
-            return None
-        if decision.move_s:
-            self._tell(decision.why)
-        if decision.do == "layers":
-            self._propose(self._finish(decision.plan), decision.why)
-        return decision
+            self._tell(f"no other placement was found: {e.what}")
+        except Exception as e:  # nobody asks for this thread's result, so it would be lost without a word
+            self._tell(f"no other placement was found: {type(e).__name__}: {e}")
 
     def _make(self, fleet: Fleet, profile: Profile, job: Job) -> PlanResult:
         return planner.plan(fleet, profile, job, shapes=self._shapes)
