@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from evener.core.trace import CAUSES, Cause, Trace
+from evener.core.trace import Cause, Trace
 from evener.core.words import counted
 from evener.errors import UsageError
 from evener.report.page.files import RunFiles
@@ -109,23 +109,21 @@ def traced(trace: Trace) -> tuple[Use, ...]:
     Example: a step of 1 s with 0.9 s of compute, 0.04 of reduce and 0.06 of wait is busy 0.9, and 0.1 is
     communication, none of it hidden: what is hidden has no span.
     """
+    taken = msgspec.structs.replace(trace, spans=tuple(s for s in trace.spans if s.step >= 0))
+    steps: dict[str, set[int]] = {}
+    for s in taken.spans:
+        steps.setdefault(s.device, set()).add(s.step)
     uses = []
-    for device in dict.fromkeys(s.device for s in trace.spans):
-        seconds = dict.fromkeys(CAUSES, 0.0)
-        steps = set()
-        for s in trace.spans:
-            if s.device == device and s.step >= 0:
-                seconds[s.cause] += s.end_s - s.start_s
-                steps.add(s.step)
+    for device, numbers in steps.items():
+        seconds = taken.seconds_by_cause(device)
         whole = sum(seconds.values())
         if whole > 0:
             travel = sum(seconds[c] for c in TRAVEL) / whole
-            busy = (seconds["compute"] + seconds["optimizer"]) / whole
             uses.append(
                 Use(
                     device=device,
-                    step_s=whole / len(steps),
-                    busy=busy,
+                    step_s=whole / len(numbers),
+                    busy=(seconds["compute"] + seconds["optimizer"]) / whole,
                     communication=travel,
                     exposed=travel,
                     operators=(),
