@@ -260,5 +260,5 @@ def length(intervals: Iterable[Interval]) -> float:
 
 
 def left_out_note(profile: DeviceProfile) -> str:
-    """Example: "lab1/a: the 512 shortest events are left out"."""
+    """Example: "lab1/a: the shortest 512 events are left out"."""
     return f"{profile.device}: the shortest {counted(profile.left_out, 'event')} are left out"
