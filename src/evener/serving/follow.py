@@ -6,7 +6,7 @@ from typing import Any
 from evener.core.plan import Plan
 from evener.core.records import StepRecord
 from evener.errors import EvenerError, FileError
-from evener.report.page.files import READERS, RunFiles, parse_records, read_part, read_plan
+from evener.report.page.files import READERS, RunFiles, odd_lines, parse_records, read_part, read_plan
 from evener.report.page.folder import MIB, Folder, read_exactly
 
 MOST_RECORDS = 50_000
@@ -38,7 +38,7 @@ class Follower:
             return None
         said = [x for x in self._problems.values() if x]
         if self._odd:
-            said.append(f"{self._odd} lines of metrics.jsonl hold no step record and were left out")
+            said.append(odd_lines(self._odd))
         if self._dropped:
             said.append(f"the newest {len(self.records)} steps are shown, not the {self._dropped} before")
         return RunFiles(

@@ -113,7 +113,7 @@ def read_records(folder: Folder) -> tuple[tuple[StepRecord, ...], tuple[str, ...
         said.append(f"only the newest {LIMITS['metrics.jsonl'] // MIB} MiB of metrics.jsonl were read")
     records, odd, _ = parse_records(raw)
     if odd:
-        said.append(f"{counted(odd, 'line')} of metrics.jsonl hold no step record and were left out")
+        said.append(odd_lines(odd))
     return records, tuple(said)
 
 
@@ -134,6 +134,11 @@ def parse_records(raw: bytes) -> tuple[tuple[StepRecord, ...], int, int]:
         else:
             odd += 1
     return tuple(records), odd, len(tail)
+
+
+def odd_lines(number: int) -> str:
+    """Example: "1 line of metrics.jsonl left out: no step record"."""
+    return f"{counted(number, 'line')} of metrics.jsonl left out: no step record"
 
 
 def read_decisions(raw: bytes) -> tuple[str, ...]:
