@@ -1,7 +1,7 @@
 """Traces in columns that a page can draw at once, bounded in number, hosts on one clock."""
 
 from collections.abc import Sequence
-from itertools import compress, pairwise
+from itertools import pairwise
 from statistics import median
 
 from evener import schedules
@@ -122,13 +122,3 @@ def _coded(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
     places: dict[str, int] = {}
     coded = tuple(places.setdefault(name, len(places)) for name in names)
     return tuple(places), coded
-
-
-def step_seconds(lanes: Lanes, step: int) -> dict[str, dict[str, float]]:
-    """Seconds by device and cause of one step in the lanes: what the page's table of that step shows."""
-    seconds: dict[str, dict[str, float]] = {}
-    rows = zip(lanes.device, lanes.cause, lanes.length_ns, strict=True)
-    for device, cause, length in compress(rows, (s == step for s in lanes.step)):
-        by_cause = seconds.setdefault(lanes.devices[device], dict.fromkeys(CAUSES, 0.0))
-        by_cause[CAUSES[cause]] += length / 1e9
-    return seconds
