@@ -82,11 +82,9 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     recipe = prepared(recipe or load_recipe(request.script, request.seed), request)
     pulse = None
     if survives(request, recipe):
-        pulse = Pulse(meeting.connect(), site.device.name, cut_off=meeting.cut_off)
         others = [d.name for d in request.fleet.devices if d.name != site.device.name]
-        pulse.start()
+        pulse = _started_pulse(meeting, site.device.name)
         pulse.watch(1, others, lambda reason: meeting.sockets.shut())  # links are measured in a group
-        meeting.alarm = lambda: pulse.alarm
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse)
     if request.elastic and len(request.fleet.devices) > 1 and table_names(recipe):
         member.decisions.append("tables are placed: the job ends when a device is lost, and none may join")
@@ -117,9 +115,7 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
             f"a job that places tables takes in no device: {', '.join(table_names(recipe))}",
             remedy="start it again with all devices",
         )
-    pulse = Pulse(meeting.connect(), device.name, cut_off=meeting.cut_off)
-    pulse.start()
-    meeting.alarm = lambda: pulse.alarm
+    pulse = _started_pulse(meeting, device.name)
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse, has_begun=True)
     try:
         try:
@@ -133,6 +129,14 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
             return _live(member, turn, number)[0]
     finally:
         pulse.stop()
+
+
+def _started_pulse(meeting: Meeting, name: str) -> Pulse:
+    """The heartbeat of device `name`, whose alarm ends what is awaited from the store."""
+    pulse = Pulse(meeting.connect(), name, cut_off=meeting.cut_off)
+    pulse.start()
+    meeting.alarm = lambda: pulse.alarm
+    return pulse
 
 
 def survives(request: Request, recipe: Recipe) -> bool:
