@@ -119,3 +119,9 @@ def test_an_unexpected_error_is_no_silent_success(monkeypatch, capsys) -> None:
 
 def test_a_verb_that_says_no_ends_with_1(monkeypatch, capsys) -> None:
     assert fail_with(monkeypatch, capsys, cli.typer.Exit(1))[0] == 1
+
+
+@pytest.mark.parametrize("verb", ["checkpoints", "doctor", "env", "preflight", "probe", "train"])
+def test_a_verb_that_plans_nothing_waits_for_no_planner(verb) -> None:
+    code = f"import sys, evener.cli.{verb}; sys.exit('evener.planner' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

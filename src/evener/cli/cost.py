@@ -31,12 +31,11 @@ from evener.core.catalogue import read_fleet
 from evener.core.figures import Figure
 from evener.core.files import read
 from evener.core.fleet import Fleet
-from evener.core.job import Job
+from evener.core.job import Job, Shapes
 from evener.core.prices import Price, PriceList
 from evener.cost.money import Rates, rates_of, unused
 from evener.errors import NoPlanFitsError, UsageError
 from evener.planner import PlanResult
-from evener.planner.choose import Shapes
 from evener.planner.offers import Limits, Offer, Offers, offer_of, offers
 from evener.planner.what_if import World, changed
 from evener.planner.worth import Worth, worth_of

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from evener.core.job import Sums
-from evener.planner.choose import Shapes
+from evener.core.job import Shapes, Sums
 
 Precision = Literal["float32", "bfloat16", "float16"]
 

@@ -31,14 +31,13 @@ from evener.cli.options import (
 from evener.core.catalogue import read_fleet
 from evener.core.files import read, write
 from evener.core.fleet import Fleet
-from evener.core.job import Job
+from evener.core.job import Job, Shapes
 from evener.core.plan import Pipeline, Plan
 from evener.core.profile import Profile
 from evener.core.words import counted
 from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
 from evener.planner import Alternative, PlanResult
 from evener.planner import plan as best_plan
-from evener.planner.choose import Shapes
 from evener.planner.explain import Advice, advice
 from evener.planner.groups import gib, ms
 from evener.planner.what_if import SPELLING, World, changed, usual_changes

@@ -6,6 +6,8 @@ from evener.core.exchange_seconds import PACKINGS
 from evener.core.figures import Value
 
 Sums = Literal["auto", "ring", "grouped"]
+Shapes = Literal["data-parallel", "auto", "all"]
+"""Which plans are searched; "auto": pipelines only where no device holds the model."""
 ALLOWABLE = {"tensor-parallel", "unlinked"}
 
 

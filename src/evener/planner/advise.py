@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from evener import schedules
 from evener.core.figures import Value
-from evener.core.job import Job
+from evener.core.job import Job, Shapes
 from evener.core.plan import Plan
 from evener.core.trace import CAUSES
 from evener.cost.evaluate import CostModel
 from evener.errors import EvenerError, NoPlanFitsError
-from evener.planner.choose import Shapes
 from evener.planner.groups import ms
 from evener.planner.result import PlanResult
 from evener.planner.tries import Try

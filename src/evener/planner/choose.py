@@ -1,11 +1,9 @@
 """The planner's front door."""
 
-from typing import Literal
-
 from msgspec.structs import replace
 
 from evener.core.fleet import Fleet
-from evener.core.job import Job
+from evener.core.job import Job, Shapes
 from evener.core.profile import Profile
 from evener.cost.evaluate import CostModel
 from evener.cost.worth import unbounded_samples_per_s, useful_samples
@@ -14,8 +12,6 @@ from evener.planner.data_parallel import plan_data_parallel
 from evener.planner.links import UNLINKED, check_links
 from evener.planner.result import PlanResult
 from evener.planner.sources import marked
-
-Shapes = Literal["data-parallel", "auto", "all"]
 
 
 def plan(fleet: Fleet, profile: Profile, job: Job, *, shapes: Shapes = "data-parallel") -> PlanResult:

@@ -8,8 +8,7 @@ from msgspec.structs import replace as changed_job
 
 from evener.core.catalogue import catalogue
 from evener.core.fleet import Device, Fleet, Link
-from evener.core.job import Job
-from evener.planner.choose import Shapes
+from evener.core.job import Job, Shapes
 from evener.planner.slices import card_of, partitions
 from evener.planner.what_if import World, changed
 

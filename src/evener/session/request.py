@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from evener.core.faults import FaultScript
 from evener.core.figures import Value
 from evener.core.fleet import Device, Fleet, Link
-from evener.core.job import Sums
+from evener.core.job import Shapes, Sums
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import FileError, UsageError
-from evener.planner.choose import Shapes
 from evener.session.save_rule import Rule
 
 
