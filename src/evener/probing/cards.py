@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from evener.core.host import Card
+from evener.probing.ask_torch import MARK
 
 Read = Callable[[str], str]
 Names = Callable[[str], Sequence[str]]
-MARK = "EVENER "
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
 DISPLAY_CLASSES = ("0x03", "0x12")
 """PCI classes of displays and of processing accelerators."""

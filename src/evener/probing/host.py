@@ -17,7 +17,7 @@ import msgspec
 import psutil
 from msgspec.structs import replace
 
-from evener.core.host import Card, Cpu, Failure, HostFacts, NvidiaDriver, Route, TorchBuild
+from evener.core.host import Card, Cpu, Failure, HostFacts, Interface, NvidiaDriver, Route, TorchBuild
 from evener.probing import cards as of_cards
 from evener.probing import settings, surroundings
 from evener.probing.asking import Answer, ask
@@ -59,6 +59,7 @@ def look(
     told = next((r for r in rates if r.get("index") is None), {})
     processor = replace(processor, dtypes=told.get("rates", {}), dtype_errors=told.get("errors", {}))
     resolves_to, routes = _names(ask, peers, failures)
+    network = interfaces()
     addresses = [c.bus_id for c in found if c.vendor == "nvidia" and not c.parent and c.bus_id]
     facts = HostFacts(
         host=name,
@@ -75,9 +76,9 @@ def look(
         cards=tuple(found),
         modules=surroundings.modules(read),
         cpu=processor,
-        interfaces=interfaces(),
+        interfaces=network,
         resolves_to=resolves_to,
-        routes=_with_interfaces(routes),
+        routes=_with_interfaces(routes, network),
         infiniband=surroundings.infiniband(read, names),
         acs=surroundings.acs(addresses) if len(addresses) > 1 else None,
         settings=_settings(read, command_line or {}, processor, build),
@@ -174,8 +175,8 @@ def _names(
     return tuple(own.get("addresses", ())), [t for t in told if t.get("stage") == "route"]
 
 
-def _with_interfaces(routes: Sequence[dict[str, Any]]) -> tuple[Route, ...]:
-    by_address = {a: i.name for i in interfaces() for a in i.addresses}
+def _with_interfaces(routes: Sequence[dict[str, Any]], here: Sequence[Interface]) -> tuple[Route, ...]:
+    by_address = {a: i.name for i in here for a in i.addresses}
     return tuple(
         Route(
             peer=r["peer"],

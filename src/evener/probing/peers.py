@@ -6,7 +6,6 @@ nothing else hangs or ends should it do so.
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,11 +15,11 @@ import torch
 
 from evener.core.fleet import Device
 from evener.core.ways import PeerCopy, PeerState
+from evener.probing.asking import ask
 
 PATTERN_BYTES = 2**24
 REPEATS = 3
 ANSWER_S = 6.5
-_MOST_BYTES = 2**20
 
 
 def peer_copies(devices: Sequence[Device], *, answer_s: float = ANSWER_S) -> tuple[tuple[PeerCopy, ...], str]:
@@ -32,18 +31,12 @@ def peer_copies(devices: Sequence[Device], *, answer_s: float = ANSWER_S) -> tup
     if len(indexed) < 2:
         return (), ""
     command = [sys.executable, "-m", "evener.probing.peers", *indexed]
+    answer = ask(command, answer_s)
     try:
-        done = subprocess.run(command, capture_output=True, timeout=answer_s, check=False)
-    except subprocess.TimeoutExpired:
-        return (), f"copies between {', '.join(indexed)} did not end within {answer_s:g} s"
-    try:
-        return msgspec.json.decode(done.stdout[-_MOST_BYTES:], type=tuple[PeerCopy, ...]), ""
+        return msgspec.json.decode(answer.text, type=tuple[PeerCopy, ...]), ""
     except msgspec.DecodeError:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        return (
-            (),
-            f"copies between {', '.join(indexed)} could not be tried: {said[-1] if said else 'no answer'}",
-        )
+        why = answer.failure or "no answer"
+        return (), f"copies between {', '.join(indexed)} could not be tried: {why}"
 
 
 class Cards:

@@ -143,8 +143,7 @@ def preflight(
             attempts = [a for t in tried for a in t.attempts]
             party.board.put("orders", orders_for([h.spot for h in everyone], attempts))
         orders = _one(party, "orders", Orders, LOOK_S + 2 * _SPARE_S)
-        tokens = {h.spot.process: h for h in everyone}
-        rates = _measured(party, orders, tokens)
+        rates = _measured(party, orders, {h.spot.process: h for h in everyone})
         party.board.put(f"rates/{party.number}", replace(rates, copies=copying() if copying else Copies()))
         if party.leads:
             told = _all(party, "rates", Tried, COPIES_S + _SPARE_S, "measured")

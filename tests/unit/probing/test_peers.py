@@ -55,4 +55,4 @@ def test_what_cannot_be_tried_is_said():
     found, why = peer_copies(cards, answer_s=60)
     assert found == () and "could not be tried" in why
     found, why = peer_copies(cards, answer_s=0.01)
-    assert found == () and "did not end within 0.01 s" in why
+    assert found == () and "could not be tried: did not answer within 0.01 s" in why
