@@ -15,7 +15,6 @@ from pathlib import Path
 from torch import Tensor
 
 from evener.core.words import counted
-from evener.runtime.checkpoints.files import Files
 from evener.session.meeting import Meeting
 from evener.session.save_rule import Rule
 from evener.session.saver import Saver
@@ -26,7 +25,7 @@ from evener.session.steps import Steps
 class Checkpointing:
     """Saves `steps` by `rule`; made by all devices of the plan together, again after each change of devices.
 
-    `name` tells those apart. `at_boundary` is for `Steps`.
+    `meeting` is then another one. `at_boundary` is for `Steps`.
     """
 
     def __init__(
@@ -36,15 +35,11 @@ class Checkpointing:
         meeting: Meeting,
         steps: Steps,
         *,
-        name: str = "0",
-        files: Files | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rule, self._meeting, self._steps, self._clock = rule, meeting, steps, clock
         self._news: deque[str] = deque()  # filled by the writing thread
-        self.saver = Saver(
-            JobState(steps), Path(run_dir), meeting, rule.keep, self._news.append, name=name, files=files
-        )
+        self.saver = Saver(JobState(steps), Path(run_dir), meeting, rule.keep, self._news.append)
         self._announced = -1
         self._boundary = self._saved = -1
         self._due_s = clock()
