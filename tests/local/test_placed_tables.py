@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from evener.core.files import read
 from evener.core.fleet import Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.errors import DataError, UsageError
+from evener.errors import DataError, NoPlanFitsError, UsageError
 from evener.runtime.tables.rows import initial_rows
 from evener.session.exactness import verify
 from evener.session.launch import launch
@@ -132,6 +132,15 @@ def test_a_table_that_no_device_ever_has_whole_is_saved_in_parts(tmp_path: Path)
 def test_an_id_that_the_table_does_not_have(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the table word has no row"):
         launch(request(tmp_path, uneven(7, 5), CPU, highest=90))
+
+
+def test_a_table_larger_than_all_memory_together(tmp_path: Path) -> None:
+    wanted = request(tmp_path, uneven(7, 5), CPU, ', device="meta"')
+    script = Path(wanted.script)
+    script.write_text(script.read_text().replace("Embedding(50,", "Embedding(10**12,"), encoding="utf-8")
+    with pytest.raises(NoPlanFitsError, match="word is larger than all memory") as caught:
+        launch(wanted)
+    assert caught.value.numbers == "1.49e+04 GiB of weights alone; lab1/a 8, lab1/b 8: 16 GiB"
 
 
 def test_a_place_that_is_none(tmp_path: Path) -> None:

@@ -47,13 +47,7 @@ def place_table(
     parts = _parts(use, devices, known)
     fits_whole = all(whole.held_bytes <= b for b in known.values())
     if parts is None and not fits_whole:
-        raise NoPlanFitsError(
-            f"the table {use.name} is larger than all memory that it may take together",
-            numbers=f"{use.held_bytes / 2**30:.3g} GiB with its optimiser's state; "
-            + ", ".join(f"{n} {b / 2**30:.3g}" for n, b in known.items())
-            + f": {sum(known.values()) / 2**30:.3g} GiB",
-            remedy='a tiered table: place={"NAME": {"file": FOLDER, "rows": N}}; fewer rows, another device',
-        )
+        raise too_large(use.name, use.held_bytes, "with its optimiser's state", known)
     if fits_whole and (parts is None or whole.total_s < rows.total_s):
         why = f"{_seconds(whole)} a step dense on every device, {_seconds(rows)} looked up in host memory"
         placed = TablePlacement(table=use.name, rows=dict.fromkeys(devices, use.num_rows), residence="dense")
@@ -67,6 +61,17 @@ def place_table(
         price=rows,
         why=f"table {use.name}: {use.touched(samples):.0f} of {use.num_rows} rows a step, {_seconds(rows)} "
         f"looked up in host memory; {against}",
+    )
+
+
+def too_large(table: str, num_bytes: float, of_what: str, room: Mapping[str, float]) -> NoPlanFitsError:
+    """The error for `table`, of `num_bytes` bytes, where `room` by device is less in all."""
+    return NoPlanFitsError(
+        f"the table {table} is larger than all memory that it may take together",
+        numbers=f"{num_bytes / 2**30:.3g} GiB {of_what}; "
+        + ", ".join(f"{n} {b / 2**30:.3g}" for n, b in room.items())
+        + f": {sum(room.values()) / 2**30:.3g} GiB",
+        remedy='a tiered table: place={"NAME": {"file": FOLDER, "rows": N}}; fewer rows, another device',
     )
 
 

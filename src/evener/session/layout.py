@@ -71,7 +71,7 @@ def lay_out(
 ) -> Layout:
     """Cut, place and connect. Called by all devices of the plan together, after they joined the group."""
     wire = site.wire(fleet, ranks.devices, rehearse=rehearse)
-    tables = open_tables(recipe, plan, ranks, site, meeting.new_group, seed)
+    tables = open_tables(recipe, plan, ranks, site, fleet, meeting.new_group, seed)
 
     def connect(among: tuple[str, ...]) -> Wire:
         group = meeting.new_group([ranks.devices.index(d) for d in among])

@@ -14,9 +14,11 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from evener.core.fleet import Fleet
 from evener.core.plan import Plan, TablePlacement
 from evener.core.split import apportion
 from evener.errors import UsageError
+from evener.planner.tables import too_large
 from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import Reducers
 from evener.runtime.tables.exchange import Exchange
@@ -198,12 +200,14 @@ def open_tables(
     plan: Plan,
     ranks: Ranks,
     site: Site,
+    fleet: Fleet,
     new_group: Callable[[list[int]], dist.ProcessGroup | None],
-    seed: int = 0,
+    seed: int,
 ) -> JobTables:
     """The tables of the recipe's model, which is still whole and on the CPU; `join` then shares them out.
 
-    Called by all devices of the plan together.
+    Called by all devices of the plan together. `join` raises NoPlanFitsError where their memory has no room
+    for a table.
     """
     layers = table_layers(recipe.model)
     if not layers:
@@ -217,6 +221,7 @@ def open_tables(
         for number, (layer, where) in enumerate(zip(layers, placed, strict=True)):
             table = layer.table
             bounds = bounds_of(table.name, table.num_rows, where.rows, ranks.devices)
+            check_room(table, where, fleet)
             make = _maker(where.residence or CPU, recipe, site, table.name)
             take_part(table, bounds, ranks.rank, exchange, make, seed + number)
 
@@ -228,6 +233,24 @@ def open_tables(
         take_parts=take_parts,
         notes=notes,
     )
+
+
+def check_room(table: Table, where: TablePlacement, fleet: Fleet) -> None:
+    """NoPlanFitsError where `table` is larger than all memory that it is to lie in, so far as that is known.
+
+    An accelerator's entry in the fleet file does not say its host's memory.
+    """
+    if where.residence == TIERED:
+        return
+    devices = [fleet.device(name) for name, rows in where.rows.items() if rows]
+    room = {
+        d.name: d.memory_bytes.value
+        for d in devices
+        if d.memory_bytes and (d.type == "cpu" or where.residence == "device")
+    }
+    num_bytes = table.num_rows * table.dim * table.dtype.itemsize
+    if len(room) == len(devices) and num_bytes > sum(room.values()):
+        raise too_large(table.name, num_bytes, "of weights alone", room)
 
 
 def _maker(residence: str, recipe: Recipe, site: Site, table: str) -> MakeRows:

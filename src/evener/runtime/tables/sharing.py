@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evener.errors import DataError, PlanMismatchError
+from evener.errors import PlanMismatchError
 from evener.runtime.tables.exchange import Exchange
 from evener.runtime.tables.rows import WEIGHT, MemoryRows, Rows, StandInRows, initial_rows
 from evener.runtime.tables.table import Part, Table
@@ -122,16 +122,3 @@ def fetch(
         rows = table.own(route.ids_asked - table.part.start) if len(route.ids_asked) else None
         given = rows if rows is not None else torch.zeros(0, table.dim, dtype=table.dtype)
         table.fetched(unique, exchange.rows_back(route, given), route)
-
-
-def check_fits(table: str, num_bytes: int, memory: Mapping[str, float]) -> None:
-    """DataError where a table is larger than all memory together, with the sum."""
-    total = sum(memory.values())
-    if memory and num_bytes > total:
-        raise DataError(
-            f"the table {table} does not fit: it is larger than all memory together",
-            numbers=f"{num_bytes / 2**30:.3g} GiB with its optimiser's state; "
-            + ", ".join(f"{d} {b / 2**30:.3g}" for d, b in memory.items())
-            + f": {total / 2**30:.3g} GiB",
-            remedy="a tiered table (place it with a file), fewer rows, or another device",
-        )
