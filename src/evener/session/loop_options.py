@@ -25,23 +25,26 @@ def options_of(optimizer: torch.optim.Optimizer, scheduler: Any = None) -> dict[
     return result
 
 
-def set_options(options: Mapping[str, Any], optimizer: torch.optim.Optimizer, scheduler: Any = None) -> None:
-    """Give groups and scheduler what `options_of` found.
-
-    StateError where there are more or fewer groups, or where a scheduler is at hand and none was saved.
-    """
-    groups = _from_json(options.get("groups", []))
+def check_options(options: Mapping[str, Any], optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+    """StateError where there are more or fewer groups, or where a scheduler is at hand and none was saved."""
     if scheduler is not None and "scheduler" not in options:
         raise StateError(
             "no learning-rate scheduler was saved with this checkpoint",
             remedy="load_checkpoint without scheduler; save_checkpoint(…, scheduler=…) saves one",
         )
+    groups = options.get("groups", [])
     if groups and len(groups) != len(optimizer.param_groups):
         raise StateError(
             "the optimiser has another number of parameter groups than the checkpoint",
             numbers=f"{len(groups)} there, {len(optimizer.param_groups)} here",
             remedy="the same groups as it was saved with",
         )
+
+
+def set_options(options: Mapping[str, Any], optimizer: torch.optim.Optimizer, scheduler: Any = None) -> None:
+    """Give groups and scheduler what `options_of` found; StateError as `check_options`, before any change."""
+    check_options(options, optimizer, scheduler)
+    groups = _from_json(options.get("groups", []))
     for group, saved in zip(optimizer.param_groups, groups, strict=False):
         for key, value in saved.items():
             there = group.get(key)

@@ -18,7 +18,7 @@ from evener.runtime.checkpoints.manifest import MANIFEST, Position
 from evener.runtime.state import import_state
 from evener.session.drop_in import ShareLoader
 from evener.session.keep import saved_tensors
-from evener.session.loop_options import set_options
+from evener.session.loop_options import check_options, set_options
 from evener.session.resume import choose
 from evener.session.state import check_model, check_position, read_state, restore_generators
 
@@ -92,6 +92,8 @@ def load_checkpoint(
     manifest = checkpoint.manifest
     if loader is not None:
         check_position(manifest.position, loader.position, checkpoint)
+    if optimizer is not None:
+        check_options(manifest.options, optimizer, scheduler)
     fill(checkpoint, model, optimizer, loader.ranks.here if loader else None)
     if optimizer is not None:
         set_options(manifest.options, optimizer, scheduler)

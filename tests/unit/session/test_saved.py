@@ -45,6 +45,11 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     assert "b is F64 [2] there, F64 [3] here" in e.value.numbers and not model.w.any()
     with pytest.raises(StateError, match="another optimiser"):
         load_checkpoint(path, Small(), torch.optim.AdamW(Small().parameters()))
+    model = Small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(StateError, match="no learning-rate scheduler"):
+        load_checkpoint(path, model, optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    assert not model.w.any() and not optimizer.state
     with pytest.raises(UsageError, match="has no checkpoint"):
         load_checkpoint(tmp_path / "nowhere", Small())
     (path / "shard-00001-of-00002.safetensors").write_bytes(b"")
