@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -145,15 +146,24 @@ def plain_gradients() -> list[float]:
     return [float(p[0].weight.grad.double().sum()) for p in parts]
 
 
+def typical(steps: Iterable[list[float]]) -> float:
+    """The median step, each as long as on the device that took longest; given the steps of each device."""
+    return statistics.median(max(step) for step in zip(*steps, strict=True))
+
+
 def test_a_rehearsed_pipeline_takes_what_was_computed(pool: Pool) -> None:
-    results = pool.run(run_device, 4)
-    virtual = statistics.median(max(steps) for steps in zip(*(r[1] for r in results), strict=True))
-    # A busy machine wakes a device late and never early, so what pacing itself takes is the least.
-    wall = min(max(steps) for steps in zip(*(r[0] for r in results), strict=True))
-    print(f"computed {computed_s():.5f} s, virtual {virtual:.5f} s, wall {wall:.5f} s")
-    assert [r[3] for r in results] == pytest.approx(plain_gradients(), rel=1e-5)
-    assert virtual == pytest.approx(computed_s(), rel=0.002)
-    holds, why = verdict([r[2] for r in results])
-    if not holds:
-        pytest.skip(f"this machine was too busy: {why}")
+    busy = []
+    # A busy machine wakes late, for a while; a fault of pacing is in every run.
+    for _ in range(3):
+        results = pool.run(run_device, 4)
+        wall, virtual = (typical(r[clock] for r in results) for clock in (0, 1))
+        print(f"computed {computed_s():.5f} s, virtual {virtual:.5f} s, wall {wall:.5f} s")
+        assert [r[3] for r in results] == pytest.approx(plain_gradients(), rel=1e-5)
+        assert virtual == pytest.approx(computed_s(), rel=0.002)
+        if wall == pytest.approx(computed_s(), rel=0.01):
+            return
+        holds, why = verdict([r[2] for r in results])
+        busy += [] if holds else [why]
+    if busy:
+        pytest.skip(f"this machine was too busy: {busy[-1]}")
     assert wall == pytest.approx(computed_s(), rel=0.01)
