@@ -36,6 +36,8 @@ def loop(
             step = loader.position.step
             if run and step in (3, stop):
                 ev.save_checkpoint(run, model, optimizer, loader, scheduler=scheduler, wait=step == stop)
+                with pytest.raises(ev.EvenerError, match="another model or optimiser"):
+                    ev.save_checkpoint(run, nn.Linear(1, 1), optimizer, loader)
             if step == stop:
                 return
 

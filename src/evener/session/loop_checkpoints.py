@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from evener import __version__
+from evener.errors import UsageError
 from evener.runtime.checkpoints.manifest import FORMAT, Manifest, model_id
 from evener.runtime.ranks import Ranks
 from evener.session.drop_in import ShareLoader
@@ -90,7 +91,7 @@ def save_checkpoint(
     copies are under way, which a thread writes; an earlier checkpoint that is still being written is waited
     for. Until the next optimizer.step() nothing else may change parameters. `wait` returns when this process
     is done, on the first process when all are. What goes wrong is printed and ends nothing. UsageError in the
-    middle of a global batch: see `loader.at_boundary`.
+    middle of a global batch (see `loader.at_boundary`), and for another model or optimiser than before.
     """
     position = loader.position
     options_of(optimizer, scheduler)  # refused here, and not in one process alone
@@ -101,7 +102,13 @@ def save_checkpoint(
         saver = Saver(state, Path(run), loader.meeting, Keep(last=keep), _tell, name=f"loop {len(savers)}")
         savers[key] = saver
         atexit.register(saver.join)
-    savers[key].subject.scheduler = scheduler
+    state = savers[key].subject
+    if state.model is not model or state.optimizer is not optimizer:
+        raise UsageError(
+            f"{run} is saved with another model or optimiser over this loader",
+            remedy="a folder of their own for these, or the objects of the first save_checkpoint",
+        )
+    state.scheduler = scheduler
     savers[key].begin(position.samples_seen)
     if wait:
         savers[key].join()
