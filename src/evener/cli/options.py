@@ -45,7 +45,7 @@ Compress = Annotated[
         "top1%; several with commas. Not exact: the plan says so."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="End standard output with one line: a JSON object.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, as evener train names it.")]
 Serve = Annotated[
     bool, typer.Option("--serve", help="Show the run live on a page (extra: web), see --listen.")

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from evener.cli.options import AsJson
 from evener.core.fleet import Fleet
 from evener.errors import EnvironmentBrokenError, UsageError
 
@@ -51,9 +52,7 @@ def probe(
             help="HOST:PORT of the host that gathers; its token in EVENER_TOKEN. Measures links to it."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the devices and links of this host, or make one fleet of several hosts.
 

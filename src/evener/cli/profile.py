@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from evener.cli.options import AsJson
 from evener.core.profile import Profile
 from evener.core.words import counted
 from evener.errors import UsageError
@@ -34,9 +35,7 @@ def profile(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the weights and of everything random in the model.")] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure seconds and bytes of a model's layers and of its whole step.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from evener.cli.options import RunFolder
+from evener.cli.options import AsJson, RunFolder
 from evener.core.files import write_bytes
 from evener.core.words import printable
 from evener.report.page.against import comparison
@@ -23,9 +23,7 @@ def report(
         typer.Option("-o", "--output", help="The HTML file (default: RUN/report.html)."),
     ] = None,
     compare: Annotated[Path | None, typer.Option(help="Folder of another run to lay beside it.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Last line of output: one JSON object, the page's figures.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a run as one HTML page: plan, timeline, lost time, predicted beside measured, decisions, cost.
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from evener import schedules
+from evener.cli.options import AsJson, MemoryMargin
 from evener.core.catalogue import read_fleet
 from evener.core.faults import Fault, FaultScript, parse_faults
 from evener.core.files import read, write_bytes
@@ -43,7 +44,7 @@ def simulate(
         ),
     ] = "",
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps to play.")] = 1,
-    memory_margin: Annotated[float, typer.Option(help="Part of each memory that stays free.")] = 0.1,
+    memory_margin: MemoryMargin = 0.1,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the trace as Chrome-trace JSON (Perfetto).")
     ] = None,
@@ -53,7 +54,7 @@ def simulate(
     rows: Annotated[
         bool, typer.Option("--rows", help="Print the schedule's rows, device by device.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Play a plan without hardware: predicted times, device by device."""
     chosen = read(plan, Plan)

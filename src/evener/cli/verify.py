@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evener.cli.options import Compress, SumsWanted, names_in
+from evener.cli.options import AsJson, BatchPerDevice, Compress, Devices, Rehearse, SumsWanted, names_in
 from evener.core.words import counted
 from evener.errors import NotExactError
 
@@ -17,17 +17,17 @@ def verify(
     script: Annotated[Path, typer.Argument(help="Python file with a function recipe() → ev.Recipe.")],
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps to compare.")] = 5,
     batch: Annotated[int | None, typer.Option(min=1, help="Global batch, samples a step.")] = None,
-    batch_per_device: Annotated[str | None, typer.Option(help="Your own split, as for train.")] = None,
+    batch_per_device: BatchPerDevice = None,
     plan: Annotated[Path | None, typer.Option(help="A plan file from evener plan.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile file; without it the run measures.")] = None,
     fleet: Annotated[Path | None, typer.Option(help="A fleet file of this host's devices.")] = None,
-    rehearse: Annotated[Path | None, typer.Option(help="A fleet file to rehearse here.")] = None,
-    devices: Annotated[str | None, typer.Option(help="Only these devices.")] = None,
+    rehearse: Rehearse = None,
+    devices: Devices = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and order.")] = 0,
     sums: SumsWanted = "auto",
     compress: Compress = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run's files.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Last line of output: one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run the same steps on the devices together and in a plain PyTorch loop on one, and compare.
 
