@@ -9,7 +9,7 @@ group. One group of all devices is a single sum without lanes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evener.core.plan import Reduction
 from evener.core.split import apportion, spans_of
@@ -131,16 +131,9 @@ def _in_order(found: Exchange) -> Exchange:
     lanes = []
     for lane in found.lanes:
         order = sorted(range(len(lane.devices)), key=lambda i: place[lane.devices[i]])
-        lanes.append(
-            Lane(
-                devices=tuple(lane.devices[i] for i in order),
-                part=lane.part,
-                adds=tuple(lane.adds[i] for i in order),
-                transport=lane.transport,
-                compression=lane.compression,
-            )
-        )
-    return Exchange(groups=found.groups, lanes=tuple(lanes), transports=found.transports)
+        devices, adds = tuple(lane.devices[i] for i in order), tuple(lane.adds[i] for i in order)
+        lanes.append(replace(lane, devices=devices, adds=adds))
+    return replace(found, lanes=tuple(lanes))
 
 
 def _wrong(what: str, reductions: Sequence[Reduction]) -> PlanMismatchError:

@@ -5,7 +5,7 @@ least of the predicted seconds.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -22,6 +22,7 @@ from evener.cost.communication import Network
 LEAST_GAIN = 0.03
 """A way is left for another only if that saves so much: predictions are no better than this."""
 VENDORS = {"cuda": "nccl", "xpu": "xccl"}
+"""What each type of accelerator talks with among its own."""
 _TYPICAL_BYTES = 1e6
 _STEPS = 40  # of a bisection: a part in 10^12
 _KEPT = "what that loses is kept and added to the next step's, and dropped when a device is lost"
@@ -91,9 +92,7 @@ def choose_way(
 def ways_of(fleet: Fleet, names: tuple[str, ...], compress: Sequence[str] = ()) -> list[Way]:
     """All ways worth pricing: the ring first, then groups with one lane and with one for each member."""
     hops = _ring(fleet, names)
-    types = {fleet.device(n).type for n in names}
-    transport = VENDORS.get(next(iter(types)), "gloo") if len(types) == 1 else "gloo"
-    ring_way = Reduction(devices=names, transport=transport)
+    ring_way = Reduction(devices=names, transport=transport_of({fleet.device(n).type for n in names}))
     ways = [Way(name="ring", reductions=(ring_way,), seconds=lambda size: all_reduce_seconds(size, hops))]
     hosts: dict[str, list[str]] = {}
     for name in names:
@@ -117,6 +116,14 @@ def ways_of(fleet: Fleet, names: tuple[str, ...], compress: Sequence[str] = ()) 
                 )
             )
     return ways
+
+
+def transport_of(types: Collection[str]) -> str:
+    """What devices of these types talk with: their vendor's library if all are of one type that has one.
+
+    Gloo serves all others, and mixtures. Examples: {"cuda"} is "nccl", {"cuda", "cpu"} "gloo".
+    """
+    return VENDORS.get(next(iter(types)), "gloo") if len(types) == 1 else "gloo"
 
 
 def _ring(fleet: Fleet, names: tuple[str, ...]) -> tuple[Curve | None, ...]:
@@ -145,9 +152,8 @@ def _grouped(
     """Groups by host, and `count` lanes by the members with the best paths, in parts by their rate."""
     inside = []
     for members in hosts:
-        types = {fleet.device(m).type for m in members}
-        transport = VENDORS.get(next(iter(types)), "gloo") if len(types) == 1 else "gloo"
         if len(members) > 1:
+            transport = transport_of({fleet.device(m).type for m in members})
             where = fleet.device(members[0]).host
             inside.append(
                 Reduction(devices=tuple(members), transport=transport, reason=f"together on {where}")

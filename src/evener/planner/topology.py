@@ -8,9 +8,7 @@ from collections.abc import Collection, Sequence
 
 from evener.core.fleet import Fleet
 from evener.core.plan import Reduction
-
-VENDORS = {"cuda": "nccl", "xpu": "xccl"}
-"""What each type of accelerator talks with among its own; all others, and mixtures, take Gloo."""
+from evener.cost.exchange import transport_of
 
 
 def reduction_groups(
@@ -30,7 +28,7 @@ def reduction_groups(
     alike, inside = [], []
     for host, by_type in hosts.items():
         for type_, names in by_type.items():
-            transport = VENDORS.get(type_, "gloo") if host not in no_direct else "gloo"
+            transport = transport_of({type_}) if host not in no_direct else "gloo"
             if len(names) > 1:
                 why = f"alike on {host}: the fastest hops first"
                 alike.append(_group(names, transport, why if transport != "gloo" else f"on {host}"))
@@ -49,10 +47,9 @@ def _between(
     if len(leaders) < 2:
         return ()
     types = {fleet.device(n).type for n in leaders}
-    (type_, *others) = types
-    transport = "gloo" if others or no_direct else VENDORS.get(type_, "gloo")
+    transport = "gloo" if no_direct else transport_of(types)
     why = "between hosts, one device each: the slow links carry each sum once"
-    if others:
+    if len(types) > 1:
         why += f"; {' and '.join(sorted(types))} share no transport but Gloo"
     return (_group(leaders, transport, why),)
 
