@@ -37,18 +37,15 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        blocked = torch.zeros_like(attn_mask, dtype=query.dtype)
+        attn_mask = blocked.masked_fill_(attn_mask.logical_not(), -math.inf)
     if not _is_flash(query, key, value, attn_mask, dropout_p) or enable_gqa:
-        if attn_mask is not None and attn_mask.dtype is torch.bool:
-            blocked = torch.zeros_like(attn_mask, dtype=query.dtype)
-            attn_mask = blocked.masked_fill_(attn_mask.logical_not(), -math.inf)
         out, _ = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )
         return out
     if attn_mask is not None:
-        if attn_mask.dtype is torch.bool:
-            blocked = torch.zeros_like(attn_mask, dtype=query.dtype)
-            attn_mask = blocked.masked_fill_(attn_mask.logical_not(), -math.inf)
         attn_mask = attn_mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     out, _ = aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
