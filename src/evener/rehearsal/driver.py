@@ -19,11 +19,11 @@ from evener.rehearsal.counting import Counter
 from evener.rehearsal.pace import seconds
 from evener.rehearsal.trouble import Trouble
 from evener.rehearsal.verdict import Lateness
+from evener.rehearsal.waiting import wait_until
 
-SPIN_S = 250e-6  # sleep overshoots by 50 to 150 µs; spinning for the last bit hits the deadline within 3 µs
 PAUSE_S = 0.25  # longer outside actions than that is a pause (an evaluation, a save), not overhead
 _PR_SET_TIMERSLACK = 29
-_HOST_ACTION = "INPUT"  # getting samples ready is work of this machine, not of the rehearsed device
+HOST_ACTION = "INPUT"  # getting samples ready is work of this machine, not of the rehearsed device
 _MAKES_STATE = "STEP"
 
 
@@ -106,7 +106,7 @@ class PacedDriver:
         kind = action.rstrip("0123456789")
         known = self._known.get((kind, signature))
         try:
-            if kind == _HOST_ACTION or (known and not known.duration_s):
+            if kind == HOST_ACTION or (known and not known.duration_s):
                 return self._run_unpaced(work)
             if known:
                 return self._run_paced(known, work)
@@ -170,8 +170,7 @@ class PacedDriver:
         self._left_s = self._clock()
 
     def _add(self, **more: float) -> None:
-        old = self._lateness
-        self._lateness = msgspec.structs.replace(old, **{k: getattr(old, k) + v for k, v in more.items()})
+        self._lateness = self._lateness.plus(**more)
 
     def _resume(self) -> None:
         """Time that passed since the last action is overhead, and hidden, unless it is a pause."""
@@ -214,13 +213,8 @@ class PacedDriver:
         return result
 
     def _reach(self, deadline_s: float) -> None:
-        left_s = deadline_s - self._clock()
-        if left_s > 0:
+        if wait_until(deadline_s, self._clock, self._sleep) > 0:
             self._lag_s = 0.0
-        if left_s > SPIN_S:
-            self._sleep(left_s - SPIN_S)
-        while self._clock() < deadline_s:
-            pass
         self._now_s = deadline_s
 
 

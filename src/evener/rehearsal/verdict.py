@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from evener.core.figures import Value
 from evener.core.fleet import Device, Fleet
 
@@ -35,6 +37,10 @@ class Lateness(Value, frozen=True, kw_only=True):
     def part(self) -> float:
         """Lag over paced seconds; 0 where nothing was paced."""
         return self.lag_s / self.total_s if self.total_s else 0.0
+
+    def plus(self, **more: float) -> "Lateness":
+        """The same with so much added to the fields named. Example: plus(actions=1, total_s=0.5)."""
+        return msgspec.structs.replace(self, **{k: getattr(self, k) + v for k, v in more.items()})
 
 
 def verdict(lateness: Sequence[Lateness]) -> tuple[bool, str]:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from evener.rehearsal.driver import PAUSE_S, SPIN_S
+from evener.rehearsal.driver import PAUSE_S
+from evener.rehearsal.waiting import SPIN_S
 from tests.unit.rehearsal.fakes import PRODUCT_S, open_fake, products
 
 TICKS = 1e-4  # the fake clock's own readings

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-SPIN_S = 250e-6  # sleep overshoots by 50 to 150 µs; spinning for the last bit hits the moment within 3 µs
+from evener.rehearsal.waiting import wait_until
+
 Engine = Literal["compute", "in", "out"]
 
 
@@ -189,13 +190,8 @@ class Clock:
         """The host waits until `until_s` on the device's clock, and this machine really does."""
         host = self._host
         host.host_s = max(host.host_s, until_s)
-        deadline_s = self.origin_s + host.host_s
-        left_s = deadline_s - self._clock()
+        left_s = wait_until(self.origin_s + host.host_s, self._clock, self._sleep)
         self.lag_s = max(0.0, -left_s)
-        if left_s > SPIN_S:
-            self._sleep(left_s - SPIN_S)
-        while self._clock() < deadline_s:
-            pass
         self.waited_s = max(self.waited_s, until_s)
         host.seen_s = self._clock()
         self.arrived()

@@ -13,11 +13,9 @@ import msgspec
 
 from evener.core.fleet import Device
 from evener.rehearsal.device.card import Card
-from evener.rehearsal.driver import PAUSE_S
+from evener.rehearsal.driver import HOST_ACTION, PAUSE_S
 from evener.rehearsal.trouble import Trouble
 from evener.rehearsal.verdict import Lateness
-
-_HOST_ACTION = "INPUT"  # getting samples ready is work of this machine, not of the rehearsed device
 
 
 class CardDriver:
@@ -59,7 +57,7 @@ class CardDriver:
         start_s, lag_s = card_clock.host_s, card_clock.lag_s
         try:
             result = work()
-            if action == _HOST_ACTION:
+            if action == HOST_ACTION:
                 card_clock.spend(self._clock() - began_s)
                 return result
             card_clock.synchronize()
@@ -94,5 +92,4 @@ class CardDriver:
         self._left_s = self._clock()
 
     def _add(self, **more: float) -> None:
-        old = self._lateness
-        self._lateness = msgspec.structs.replace(old, **{k: getattr(old, k) + v for k, v in more.items()})
+        self._lateness = self._lateness.plus(**more)
