@@ -1,7 +1,6 @@
 """The fine-tuning example: its reviews, its pretrained model, and what it says where packages are missing."""
 
 import importlib.util
-import sys
 from collections import Counter
 from types import ModuleType
 
@@ -13,6 +12,7 @@ from evener.core.plan import Plan
 from evener.errors import EnvironmentBrokenError
 from evener.session.recipe import load_recipe
 from tests.architecture.source import ROOT
+from tests.unit.examples.loading import load_example
 
 SCRIPT = ROOT / "examples" / "finetune.py"
 PLANS = sorted((ROOT / "examples" / "plans").glob("finetune*.json"))
@@ -21,12 +21,7 @@ PLANS = sorted((ROOT / "examples" / "plans").glob("finetune*.json"))
 @pytest.fixture(scope="module")
 def finetune() -> ModuleType:
     """The example's module; it imports the packages only when they are used."""
-    spec = importlib.util.spec_from_file_location("finetune_example", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["finetune_example"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_example("finetune")
 
 
 @pytest.fixture

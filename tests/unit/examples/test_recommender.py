@@ -1,7 +1,5 @@
 """The recommender example: what it reads, what it looks up, and its measure."""
 
-import importlib.util
-import sys
 from types import ModuleType
 
 import pytest
@@ -11,19 +9,14 @@ from evener.core.files import read
 from evener.core.layers import find_layers
 from evener.core.plan import Plan
 from tests.architecture.source import ROOT
+from tests.unit.examples.loading import load_example
 
-SCRIPT = ROOT / "examples" / "recommender.py"
 PLANS = sorted((ROOT / "examples" / "plans").glob("recommender*.json"))
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("recommender_example", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["recommender_example"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_example("recommender")
 
 
 def test_area_under_the_curve(example: ModuleType) -> None:
