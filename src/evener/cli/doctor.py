@@ -8,6 +8,7 @@ import typer
 
 from evener.cli.options import AsJson
 from evener.core.host import HostFacts
+from evener.core.words import printable
 
 STYLES = {"works": "green", "slow": "yellow", "fails": "bold red"}
 SAID = {"works": "works", "slow": "works slowly", "fails": "will fail"}
@@ -79,21 +80,23 @@ def _show(facts: list[HostFacts], found: list[Any], pairs: tuple[Any, ...]) -> N
 
     console = Console(highlight=False, soft_wrap=True)
     for one in facts:
-        console.print(Text(_clean(_versions(one)), style="dim"))
+        console.print(Text(printable(_versions(one)), style="dim"))
         for setting in one.settings:
-            console.print(Text(_clean(f"  {setting.name}={setting.value} ({setting.origin})"), style="dim"))
+            console.print(
+                Text(printable(f"  {setting.name}={setting.value} ({setting.origin})"), style="dim")
+            )
         for told in (_cpu(one), _limits(one)):
-            console.print(Text(_clean(f"  {told}"), style="dim"))
+            console.print(Text(printable(f"  {told}"), style="dim"))
     for pair in pairs:
-        console.print(Text(_clean(f"{pair.a} - {pair.b}: {pair.transport} ({pair.why})")))
+        console.print(Text(printable(f"{pair.a} - {pair.b}: {pair.transport} ({pair.why})")))
     for finding in found:
         line = Text(f"{SAID[finding.grade]:13}", style=STYLES[finding.grade])
-        line.append(_clean(f"{finding.code} {finding.where}: {finding.what}"), style="default")
+        line.append(printable(f"{finding.code} {finding.where}: {finding.what}"), style="default")
         console.print(line)
         if finding.evidence:
-            console.print(Text(_clean(f"{'':13}{finding.evidence}"), style="dim"))
+            console.print(Text(printable(f"{'':13}{finding.evidence}"), style="dim"))
         if finding.mend:
-            console.print(Text(_clean(f"{'':13}{finding.mend}"), style="bold"))
+            console.print(Text(printable(f"{'':13}{finding.mend}"), style="bold"))
 
 
 def _versions(facts: HostFacts) -> str:
@@ -139,8 +142,3 @@ def _limits(facts: HostFacts) -> str:
         parts += [f"{i.name} {', '.join(i.addresses)}{rate}"] if i.up and i.addresses else []
     parts += [f"{r.peer} over {r.interface or 'no interface'}" for r in facts.routes]
     return "; ".join(parts)
-
-
-def _clean(text: str) -> str:
-    """A description may come from elsewhere: what is not printable must not reach the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,9 +1,16 @@
 """Words of messages."""
 
+from collections.abc import Sequence
+
 
 def counted(number: int, word: str) -> str:
     """A number with its word. Examples: "1 device", "0 devices", "2 kinds"."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first `most` of `names`, and how many there are beside. Example: "a, b and 3 more"."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def printable(text: str) -> str:

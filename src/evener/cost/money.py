@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from evener.core.catalogue import known_device
 from evener.core.fleet import Device, Fleet
 from evener.core.prices import PriceList, quoted, quotes
+from evener.core.words import some
 from evener.errors import UsageError
 
 HOUR_S = 3600.0
@@ -138,10 +139,9 @@ def _currency(prices: PriceList, stand_in: bool) -> str:
 
 
 def _unknown(names: list[str], prices: PriceList, stand_in: bool) -> UsageError:
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     table = "" if stand_in else ", or --stand-in for a dated table of rents"
     return UsageError(
-        f"no price is known of {shown}{', nor in the table of rents' if stand_in else ''}",
+        f"no price is known of {some(names, 5)}{', nor in the table of rents' if stand_in else ''}",
         numbers="" if prices.per_kwh is not None else "no price of a kWh is given, so watts cost nothing",
         remedy=(
             "--price NAME=0.79 (an hour of a device or kind), --watts NAME=170 with --per-kwh 0.30, --prices "

@@ -1,12 +1,11 @@
 """What a plan's numbers rest on where nothing was measured: said in its reasons and its prediction."""
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
 from evener.core.fleet import Fleet, Link
 from evener.core.plan import Plan
 from evener.core.profile import Profile
+from evener.core.words import some
 from evener.planner.result import PlanResult
 
 
@@ -20,13 +19,15 @@ def marked(fleet: Fleet, profile: Profile, result: PlanResult) -> PlanResult:
     assumed = _kinds_assumed(profile) & kinds
     said = []
     if assumed:
-        said.append(f"assumed: seconds on {_some(assumed)} ({profile.note or 'not measured'})")
+        said.append(f"assumed: seconds on {some(sorted(assumed), 5)} ({profile.note or 'not measured'})")
     table = {d.kind for d in used if d.memory_bytes is not None and d.memory_bytes.source == "table"}
     if table:
-        said.append(f"table: memory of {_some(table)} as published, what the framework holds is assumed")
+        said.append(
+            f"table: memory of {some(sorted(table), 5)} as published, what the framework holds is assumed"
+        )
     links = {x.kind or f"{x.a} - {x.b}" for x in _links(fleet, result.plan) if x.curve.source == "table"}
     if links:
-        said.append(f"table: {_some(links)} at the published rate, less an assumed part")
+        said.append(f"table: {some(sorted(links), 5)} at the published rate, less an assumed part")
     plan = result.plan
     if assumed and plan.prediction is not None:
         plan = replace(plan, prediction=replace(plan.prediction, source="assumed"))
@@ -46,8 +47,3 @@ def _links(fleet: Fleet, plan: Plan) -> list[Link]:
         return []
     ends = {*plan.devices, *(fleet.device(n).host for n in plan.devices)}
     return [x for x in fleet.links if x.a in ends and x.b in ends]
-
-
-def _some(names: Iterable[str]) -> str:
-    held = sorted(names)
-    return ", ".join(held[:5]) + (f" and {len(held) - 5} more" if len(held) > 5 else "")

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from evener.core.figures import Value
 from evener.core.membership import Ballot, ScaleState, Standing
+from evener.core.words import some
 from evener.errors import StateLostError
 
 
@@ -87,11 +88,11 @@ def _rewound(standings: Sequence[Standing], names: Collection[str], lost: Sequen
                 holders=holders,
                 loss_scale=kept[step].loss_scale,
                 rewind=True,
-                reason=f"only lost devices held {_some(lost)}; back to the copies of before step {step}, "
+                reason=f"only lost devices held {some(lost, 3)}; back to the copies of before step {step}, "
                 f"{newest - step} steps are taken anew",
             )
     raise StateLostError(
-        f"only lost devices held {_some(lost)}, and no device has a copy",
+        f"only lost devices held {some(lost, 3)}, and no device has a copy",
         numbers=f"snapshots of before steps {sorted(kept)}" if kept else "no snapshots",
         remedy="start again from the newest checkpoint: --resume",
     )
@@ -122,7 +123,3 @@ def _holders(held: Iterable[tuple[str, Iterable[str]]]) -> dict[str, tuple[str, 
         for name in names:
             found.setdefault(name, []).append(device)
     return {name: tuple(devices) for name, devices in found.items()}
-
-
-def _some(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

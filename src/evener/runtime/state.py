@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evener.core.words import some
 from evener.errors import ModelError, StateError
 
 _NUMBERS = {"bool": (bool, torch.bool), "int": (int, torch.int64), "float": (float, torch.float64)}
@@ -147,13 +148,9 @@ def _check(
     if any(problems.values()):
         raise StateError(
             "this state is not that of the model and optimiser at hand",
-            numbers="; ".join(f"{len(n)} {what}: {_some(n)}" for what, n in problems.items() if n),
+            numbers="; ".join(f"{len(n)} {what}: {some(n, 8)}" for what, n in problems.items() if n),
             remedy="the same model and the same optimiser as the state was made with",
         )
-
-
-def _some(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _fill(kept: dict[str, Any], values: Mapping[str, Tensor], p: Tensor, group: Mapping[str, Any]) -> None:

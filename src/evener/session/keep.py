@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from evener.core.words import some
 from evener.errors import FileError
 
 GRADIENT_FILE = "first_gradient-{}.safetensors"
@@ -92,7 +93,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         ],
     }
     if any(problems.values()):
-        listed = [f"{len(n)} {what}: {_some(n)}" for what, n in problems.items() if n]
+        listed = [f"{len(n)} {what}: {some(n, 8)}" for what, n in problems.items() if n]
         raise FileError(
             f"{path} does not hold the weights of {type(model).__name__}",
             numbers="; ".join(listed),
@@ -101,7 +102,3 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     with torch.no_grad():
         for name, tensor in given.items():
             wanted[name].copy_(tensor)
-
-
-def _some(names: list[str], most: int = 8) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

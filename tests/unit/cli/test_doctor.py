@@ -110,7 +110,7 @@ def test_a_file_from_elsewhere_cannot_steer_the_terminal(tmp_path):
     *shown, last = result.stdout.splitlines()
     assert result.exit_code == 0 and json.loads(last)["hosts"][0]["host"] == "[bold]a[/bold]"
     text = "\n".join(shown)
-    assert "[bold]a[/bold]" in text and "[link=x]card??works works" in text
+    assert "[bold]a[/bold]" in text and "[link=x]card��works works" in text
     assert not [c for c in text if not c.isprintable() and c != "\n"]
 
 

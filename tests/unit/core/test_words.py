@@ -4,7 +4,7 @@ import pytest
 
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.core.words import counted, printable
+from evener.core.words import counted, printable, some
 from evener.errors import UsageError
 from evener.report.plans import plan_text
 from evener.session.ask import split_of
@@ -29,3 +29,8 @@ def test_a_split_for_one_device_is_counted_right() -> None:
 def test_what_cannot_be_seen_is_replaced() -> None:
     assert printable("\x1b[2Ja\u202eb\r\n") == "�[2Ja�b��"
     assert printable("lab1/gpu0 ü 中 −") == "lab1/gpu0 ü 中 −"
+
+
+def test_of_many_names_the_first_are_told() -> None:
+    assert some(["a", "b"], 2) == "a, b"
+    assert some(["a", "b", "c", "d", "e"], 2) == "a, b and 3 more"
