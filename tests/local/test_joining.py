@@ -6,9 +6,10 @@ from contextlib import suppress
 
 import pytest
 
+from evener.core.addresses import host_and_port
 from evener.core.figures import line
 from evener.core.fleet import Device, Fleet, Link
-from evener.errors import EnvironmentBrokenError, UsageError
+from evener.errors import EnvironmentBrokenError
 from evener.probing import joining
 
 
@@ -98,7 +99,7 @@ def test_who_has_no_right_to_come_is_told_and_the_gathering_goes_on(host, token,
 )
 def test_strangers_are_hung_up_on(words: bytes) -> None:
     gathering = Gathering(2)
-    host, port = joining.parted(gathering.address)
+    host, port = host_and_port(gathering.address)
     # being reset is being hung up on too
     with suppress(OSError), socket.create_connection((host, port), 10) as stranger:
         stranger.settimeout(20)
@@ -140,12 +141,6 @@ def test_who_comes_too_early_knocks_again() -> None:
         merged = joining.gather(fleet("a"), 2, listener, token="x", come_s=30, say=silent)
     early.join(30)
     assert found == [merged] and "yet" in said[0]
-
-
-@pytest.mark.parametrize("address", ["lab1", "lab1:", "lab1:x", "lab1:99999"])
-def test_an_address_needs_a_port(address: str) -> None:
-    with pytest.raises(UsageError, match="HOST:PORT"):
-        joining.parted(address)
 
 
 def test_a_curve_follows_from_latencies_and_rates() -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from evener.cli.options import AsJson
+from evener.core.addresses import host_and_port
 
 _REACH_S = 5.0
 """So long a process tries to reach the meeting place before it names it."""
@@ -81,15 +82,14 @@ def _meeting(
             numbers=f"--meet {meet}, --processes {processes}, --number {number}",
             remedy="evener preflight --meet lab1:29400 --processes 2 --number 0, --number 1 elsewhere",
         )
-    host, _, port = meet.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"{meet!r} is no place to meet", remedy="--meet lab1:29400")
-    host = host.strip("[]")
-    trouble = "" if number == 0 else reach(host, int(port), come_s=wait, silent_s=_REACH_S)
+    host, port = host_and_port(meet, example="--meet lab1:29400")
+    if not port:
+        raise UsageError(f"{meet!r} is no place to meet: all must know its port", remedy="--meet lab1:29400")
+    trouble = "" if number == 0 else reach(host, port, come_s=wait, silent_s=_REACH_S)
     try:
         if not trouble:
             store = dist.TCPStore(
-                host, int(port), None, number == 0, timedelta(seconds=wait), wait_for_workers=False
+                host, port, None, number == 0, timedelta(seconds=wait), wait_for_workers=False
             )
             return store, host, processes, number
     except (RuntimeError, ValueError) as e:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from evener.cli.options import AsJson
+from evener.core.addresses import host_and_port
 from evener.core.fleet import Fleet
 from evener.errors import EnvironmentBrokenError, UsageError
 
@@ -112,7 +113,7 @@ def _gathered(measure: Callable[[], Fleet], num_hosts: int, listen: str) -> Flee
     from evener.probing import joining
 
     token = joining.new_token()
-    host, port = joining.parted(listen)
+    host, port = host_and_port(listen)
     try:
         listener = socket.create_server((host, port))
     except OSError as e:
@@ -135,7 +136,7 @@ def _joined(measure: Callable[[], Fleet], address: str) -> Fleet:
     token = os.environ.get("EVENER_TOKEN", "")
     if not token:
         raise UsageError("joining needs a token", remedy="EVENER_TOKEN=... as the first host printed it")
-    joining.parted(address)  # a wrong one is told before anything is measured
+    host_and_port(address)  # a wrong one is told before anything is measured
     return joining.join(measure(), address, token=token, say=_say)
 
 

@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from statistics import median
 from typing import TypeVar
 
+from evener.core.addresses import host_and_port
 from evener.core.figures import Curve, Value
 from evener.core.files import decode, encode
 from evener.core.fleet import Fleet, Link
@@ -156,7 +157,7 @@ def join(
     EnvironmentBrokenError where nobody answers within `knock_s` seconds, the token is refused, or the others
     do not come.
     """
-    host, port = parted(address)
+    host, port = host_and_port(address)
     peer = _knock(host, port, address, time.monotonic() + knock_s, say)
     with peer, Waiter(secrets.token_hex(TOKEN_BYTES), host=peer.getsockname()[0]) as waiter:
         try:
@@ -185,14 +186,6 @@ def _knock(host: str, port: int, address: str, end: float, say: Say) -> socket.s
                 say(f"nobody gathers at {address} yet ({e.strerror or e}); trying again")
                 said = True
             time.sleep(PAUSE_S)
-
-
-def parted(address: str) -> tuple[str, int]:
-    """HOST:PORT as host and port; UsageError for anything else. Examples: "lab1:4711", "[fd00::2]:4711"."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or not 0 <= int(port) < 2**16:
-        raise UsageError(f"{address!r} is no HOST:PORT", remedy="for example lab1:4711")
-    return host.strip("[]"), int(port)
 
 
 def link_curve(latencies_s: Sequence[float], rates: Sequence[float]) -> Curve:

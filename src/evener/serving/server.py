@@ -9,8 +9,9 @@ from pathlib import Path
 
 import uvicorn
 
+from evener.core.addresses import host_and_port
 from evener.core.threads import stand_back
-from evener.errors import EnvironmentBrokenError, UsageError
+from evener.errors import EnvironmentBrokenError
 from evener.serving.access import Access, token_for
 from evener.serving.app import live_app
 from evener.serving.feed import Feed
@@ -24,17 +25,6 @@ def told(sentence: str) -> None:
     print(f"evener: {sentence}", file=sys.stderr, flush=True)
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port. Examples: "127.0.0.1:0", "0.0.0.0:8080", "[::1]:8080". UsageError for anything else."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise UsageError(
-            f"{text!r} is no address to listen at", remedy="HOST:PORT, such as 127.0.0.1:8080; port 0: any"
-        )
-    return host, int(port)
-
-
 class LiveServer:
     """Shows the run in the folder at `path` at `address` ("host:port"); a context manager.
 
@@ -43,7 +33,7 @@ class LiveServer:
     """
 
     def __init__(self, path: str | Path, address: str, say: Callable[[str], None] = told) -> None:
-        host, port = parse_address(address)
+        host, port = host_and_port(address, example="127.0.0.1:8080; port 0 is any free one")
         self.token = token_for(host)
         self._say = say
         self._socket = _bound(host, port)

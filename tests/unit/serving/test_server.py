@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from evener.errors import EnvironmentBrokenError, UsageError
-from evener.serving.server import LiveServer, parse_address
+from evener.errors import EnvironmentBrokenError
+from evener.serving.server import LiveServer
 from tests.unit.report.page.runs import run_folder
 
 TOKEN = "a-token-of-enough-length"
@@ -111,10 +111,3 @@ def test_an_address_that_is_taken_is_an_error_with_a_remedy(run) -> None:
         taken.listen()
         with pytest.raises(EnvironmentBrokenError, match="cannot listen at"):
             LiveServer(run, f"127.0.0.1:{taken.getsockname()[1]}")
-
-
-def test_addresses() -> None:
-    assert parse_address("127.0.0.1:0") == ("127.0.0.1", 0) and parse_address("[::1]:80") == ("::1", 80)
-    for wrong in ("8080", ":80", "host:", "host:x", "host:70000", ""):
-        with pytest.raises(UsageError, match="no address"):
-            parse_address(wrong)
