@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from common import Bar, finish, parser, say
 from safetensors.torch import load_file
-from soak_task import BATCH, EPOCHS, SAMPLES, plan_of, reference
+from soak_task import BATCH, EPOCHS, SAMPLES, plan_of, reference, write_recipe
 
 from evener.core.faults import FaultScript, parse_faults
 from evener.core.figures import Value
@@ -206,10 +206,7 @@ def main() -> int:
             script = draw(number, args.seed)
             folder = Path(folder_at(Path(root) / str(number)))
             recipe = Path(root) / f"soak_{script.optimizer}_{script.max_norm}.py"
-            recipe.write_text(
-                f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport soak_task\n\n\n"
-                f"def recipe():\n    return soak_task.recipe({script.optimizer!r}, {script.max_norm!r})\n"
-            )
+            write_recipe(recipe, script.optimizer, script.max_norm)
             outcome, took_s = play(script, folder, recipe)
             longest_s = max(longest_s, took_s)
             wrong = faults_of(script, outcome, folder)

@@ -1,6 +1,7 @@
 """The training job of the soak: small, in float64, the same loss curve whoever computes it."""
 
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -48,6 +49,14 @@ def recipe(optimizer: str, max_norm: float | None, seconds: float = 0.004) -> ev
         global_batch=BATCH,
         max_norm=max_norm,
         schedule=lambda seen: 1.0 / (1.0 + seen / 100),
+    )
+
+
+def write_recipe(path: Path, optimizer: str, max_norm: float | None) -> None:
+    """A script whose recipe is this one."""
+    path.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport soak_task\n\n\n"
+        f"def recipe():\n    return soak_task.recipe({optimizer!r}, {max_norm!r})\n"
     )
 
 

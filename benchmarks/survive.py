@@ -11,6 +11,7 @@ the signal to what the survivors notice is taken from outside; the rest they tel
 
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from typing import Any
 
 import msgspec
 from common import Bar, finish, parser, say
-from soak_task import plan_of
+from soak_task import plan_of, write_recipe
 
 from evener.core.fleet import Device, Fleet
 from evener.report.metrics import read_metrics
@@ -42,13 +43,8 @@ CASES = {
 
 def once(folder: Path, shape: str, what: signal.Signals, victim: str, seed: int) -> dict[str, float]:
     """Seconds by part of one run in which the process of `victim` gets the signal `what`."""
-    import random
-
     recipe = folder / "survive_recipe.py"
-    recipe.write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport soak_task\n\n\n"
-        "def recipe():\n    return soak_task.recipe('adamw', None)\n"
-    )
+    write_recipe(recipe, "adamw", None)
     run = folder / f"{shape}-{what.name}-{seed}"
     run.mkdir()
     request = Request(
