@@ -114,7 +114,9 @@ def counsel(
     known = frozenset() if now is None else _kinds(world, now.plan)
     gains = [_gain(p, sum_of(p.world, p.result.plan, p.one.job), base, known) for p in best]
     if now is not None and base is not None:
-        gains += _schedules(world, now, job, base)
+        played, misfits = _schedules(world, now, job, base)
+        gains += played
+        failed |= misfits
     if now is None and not gains:
         raise why
     gains.sort(key=_by_gain)
@@ -217,27 +219,29 @@ def _least_idle(step_s: float, samples: int, by_device: dict[str, dict[str, floa
     return Sum(step_s=step_s, samples=samples, device=name, seconds=seconds, played=played)
 
 
-def _schedules(world: World, now: PlanResult, job: Job, base: Sum) -> list[Gain]:
-    """The plan under each other schedule that fits, where it has a pipeline of several stages."""
+def _schedules(world: World, now: PlanResult, job: Job, base: Sum) -> tuple[list[Gain], dict[str, str]]:
+    """The plan under each other schedule, where it has a pipeline of several stages; why some do not fit."""
     plan = now.plan
     if not base.played or not any(len(p.stages) > 1 for p in plan.pipelines):
-        return []
-    found = []
+        return [], {}
+    found, misfits = [], {}
     for name in schedules.NAMES:
         if name == plan.schedule:
             continue
+        change = f'"schedule": "{name}" in the plan'
         try:
             after = sum_of(world, plan, job, name)
-        except NoPlanFitsError:
+        except NoPlanFitsError as e:
+            misfits[change] = e.what
             continue
         split = "a backward splits into two equal parts" if name in ("zero-bubble", "unequal") else ""
         found.append(
             Gain(
-                change=f'"schedule": "{name}" in the plan',
+                change=change,
                 sort="schedule",
                 gain=after.samples_per_s / base.samples_per_s - 1,
                 after=after,
                 assumed=(split,) if split else (),
             )
         )
-    return found
+    return found, misfits

@@ -93,6 +93,14 @@ def test_what_cannot_be_computed_is_told_and_not_advised(slow_link):
     assert "RTX 3060" not in " ".join(g.change for g in (*found.helps, *found.others))
 
 
+def test_a_schedule_that_does_not_fit_is_told():
+    """gpipe keeps all 16 samples of every layer: 4 · 16 · 64 KiB are 4 MiB, the memory of a device."""
+    profile = chain({"a": 0.004}, param=2**18, saved=2**16)
+    world = World(fleet=fleet_of(["a", "a"], memory=4e6, curve=line(1e-5, 1e9)), profile=profile)
+    found = counsel(world, Job(global_batch=16, memory_margin=0.0), "auto", (), solved)
+    assert found.failed == {'"schedule": "gpipe" in the plan': "gpipe holds more than fits on h/0"}
+
+
 def test_without_seconds_by_layer_it_is_the_planners_sum():
     world = World(
         fleet=fleet_of(["a", "a"], memory=1e10, curve=line(1e-3, 1e8)),
