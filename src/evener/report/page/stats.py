@@ -1,9 +1,8 @@
 """The figures at the top of the page, each with its unit and its source."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from evener.core.plan import Plan
-from evener.core.records import StepRecord
 from evener.core.words import counted
 from evener.report.page.document import Progress, Stat
 from evener.report.page.files import RunFiles
@@ -83,7 +82,7 @@ def _against_best(report: RunReport) -> str:
 
 
 def _of_records(run: RunFiles) -> Iterator[Stat]:
-    recent = _recent(run.records)
+    recent = run.records[-RECENT_STEPS:]
     if recent:
         step_s = sum(r.step_s for r in recent) / len(recent)
         told = f"measured, mean of the last {counted(len(recent), 'step')}"
@@ -106,10 +105,6 @@ def _of_records(run: RunFiles) -> Iterator[Stat]:
             p.source,
             f"between {duration(p.lower_s)} and {duration(p.upper_s)}",
         )
-
-
-def _recent(records: Sequence[StepRecord]) -> Sequence[StepRecord]:
-    return records[-RECENT_STEPS:]
 
 
 def _losses(run: RunFiles) -> Iterator[Stat]:
