@@ -1,6 +1,8 @@
-"""In which part of a model an error arose, from the frames that it went through."""
+"""What an error of a model tells: in which part of it it arose, and what is behind it."""
 
 from collections.abc import Mapping
+
+_FULL = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def raised_in(error: BaseException, names: Mapping[int, str]) -> str:
@@ -24,3 +26,13 @@ def misplaced(error: BaseException, otherwise: str) -> str:
         "a tensor was left behind: keep it as a parameter or with register_buffer so that it moves with its "
         "module, put modules in a ModuleList and not in a list, or give it .to(x.device)"
     )
+
+
+def tells_of_full_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory is full; a CPU's allocator and drivers only raise RuntimeError.
+
+    Example: RuntimeError("CUDA error: out of memory") does.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _FULL)

@@ -6,15 +6,12 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from evener.core.figures import Figure
-
-_FULL = ("can't allocate memory", "not enough memory", "out of memory")
+from evener.core.tracebacks import tells_of_full_memory
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that a device's memory is full; the CPU's allocator only raises RuntimeError."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _FULL)
+    """Whether `error` says that a device's memory is full."""
+    return isinstance(error, torch.OutOfMemoryError) or tells_of_full_memory(error)
 
 
 def give_back(device: torch.device) -> None:

@@ -11,7 +11,7 @@ from evener.core.membership import Ballot
 from evener.core.routes import Piece
 from evener.core.seams import Pending
 from evener.core.trace import Cause
-from evener.core.tracebacks import misplaced, raised_in
+from evener.core.tracebacks import misplaced, raised_in, tells_of_full_memory
 from evener.errors import DataError, EvenerError, ModelError, OutOfMemoryError, PlanMismatchError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.holding import Bench, Portions
@@ -409,10 +409,8 @@ def forward_only(row: Iterable[Action]) -> Iterator[Action]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that a device's memory is full; the CPU's allocator only raises RuntimeError."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    """Whether `error` says that a device's memory is full."""
+    return isinstance(error, torch.OutOfMemoryError) or tells_of_full_memory(error)
 
 
 def _as_leaves(carry: Carry, direction: str) -> Carry:

@@ -288,7 +288,8 @@ def test_closed_it_leaves_the_model_alone():
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (torch.OutOfMemoryError("Tried to allocate 2 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
         (MemoryError(), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
         (RuntimeError("shapes cannot be multiplied"), False),
