@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from evener.core.fleet import Device, Fleet
-from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.plan import Pipeline, Plan, Stage
 from evener.report.metrics import read_metrics
 from evener.session.request import Request
 from evener.session.save_rule import Keep, Rule
+from tests.local.plans import stage
 
 A, B, C, D = "lab/a", "lab/b", "lab/c", "lab/d"
 SCRIPT = '''
@@ -52,11 +53,6 @@ def recipe():
     )
 '''
 ADAM = "AdamW(p, lr=0.05, weight_decay=0.01)"
-
-
-def stage(layers: str, *shares: tuple[str, int]) -> Stage:
-    made = tuple(Share(devices=(d,), samples=n) for d, n in shares)
-    return Stage(layers=tuple(layers.split()), shares=made)
 
 
 def plan_of(*pipelines: tuple[int, int, tuple[Stage, ...]], schedule: str = "gpipe") -> Plan:

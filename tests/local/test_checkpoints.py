@@ -12,7 +12,8 @@ from evener.core.plan import Plan
 from evener.errors import StateError, UsageError
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in, newest_good
 from evener.session.launch import launch
-from tests.local.checkpoint_jobs import FOUR, ONE, THREE, TWO, D, losses, plan_of, request_for, stage
+from tests.local.checkpoint_jobs import FOUR, ONE, THREE, TWO, D, losses, plan_of, request_for
+from tests.local.plans import stage
 
 WEIGHTLESS = 'batch_norm="wave", weight=lambda batch: 0'
 

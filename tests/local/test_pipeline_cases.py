@@ -1,5 +1,6 @@
 """Cases K9 to K11, the public way: one clip norm, uneven micro-batches, tied weights in two stages."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,18 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from evener.core.fleet import Device, Fleet
-from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.plan import Plan
 from evener.runtime.cutting import cut, layer_names
 from evener.session.exactness import Exactness, verify
 from evener.session.keep import PARAMETER_FILE, first_gradients
 from evener.session.launch import launch
 from evener.session.recipe import load_recipe
 from evener.session.request import Request
+from tests.local import plans
+from tests.local.plans import stage
 
 A, B, C = "lab/a", "lab/b", "lab/c"
+plan_of = partial(plans.plan_of, schedule="1f1b")
 SCRIPT = """
 import torch, evener as ev
 from torch import nn
@@ -58,20 +62,6 @@ TIED = (
     "model=Tied(), dataset=words(10), loss=lambda o, t: 10 * cross_entropy(o.flatten(0, 1), t.flatten()), "
     "max_norm=1.0"
 )
-
-
-def stage(layers: str, *shares: tuple[str, int]) -> Stage:
-    return Stage(
-        layers=tuple(layers.split()), shares=tuple(Share(devices=(d,), samples=n) for d, n in shares)
-    )
-
-
-def plan_of(*pipelines: tuple[int, tuple[Stage, ...]], schedule: str = "1f1b") -> Plan:
-    made = tuple(
-        Pipeline(samples=n, micro_batch=sum(s.samples for s in stages[0].shares), stages=stages)
-        for n, stages in pipelines
-    )
-    return Plan(global_batch=sum(p.samples for p in made), pipelines=made, schedule=schedule)
 
 
 def request_for(folder: Path, recipe: str, plan: Plan, steps: int = 5) -> Request:

@@ -7,12 +7,13 @@ from msgspec.structs import replace
 
 from evener.core.files import read
 from evener.core.fleet import Device, Fleet
-from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import ScheduleError, UsageError
 from evener.session.exactness import Exactness, verify
 from evener.session.launch import launch
 from evener.session.request import Request
+from tests.local.plans import plan_of, stage
 
 A, B, C = "lab/a", "lab/b", "lab/c"
 SCRIPT = """
@@ -45,20 +46,6 @@ def recipe():
     )
 """
 BOTH = 'batch_norm="wave", dropout="split-free"'
-
-
-def stage(layers: str, *shares: tuple[str, int]) -> Stage:
-    return Stage(
-        layers=tuple(layers.split()), shares=tuple(Share(devices=(d,), samples=n) for d, n in shares)
-    )
-
-
-def plan_of(*pipelines: tuple[int, tuple[Stage, ...]], schedule: str = "gpipe") -> Plan:
-    made = tuple(
-        Pipeline(samples=n, micro_batch=sum(s.samples for s in stages[0].shares), stages=stages)
-        for n, stages in pipelines
-    )
-    return Plan(global_batch=sum(p.samples for p in made), pipelines=made, schedule=schedule)
 
 
 SIDE_BY_SIDE = plan_of((6, (stage("0 1 2 3 4", (A, 2)),)), (2, (stage("0 1 2 3 4", (B, 2)),)))

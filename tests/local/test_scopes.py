@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from evener.core.fleet import Device, Fleet
 from evener.core.order import epoch_order, global_batch_at, resized
-from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.plan import Plan, Stage
 from evener.errors import ScheduleError
 from evener.runtime.batchnorm import replace_batchnorm
 from evener.runtime.dropout import dropout_keys, replace_dropout
@@ -23,6 +23,7 @@ from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.site import open_site
 from evener.session.steps import Steps
+from tests.local.plans import plan_of, stage
 from tests.local.pool import Pool
 
 LAYERS = ("enter", "first", "second", "third", "head")
@@ -94,22 +95,6 @@ def recipe_of(case: Case) -> Recipe:
         batch_norm="wave",
         dropout="split-free",
     )
-
-
-def stage(layers: str, *shares: tuple[str, int], recompute: bool = False) -> Stage:
-    return Stage(
-        layers=tuple(layers.split()),
-        shares=tuple(Share(devices=(d,), samples=n) for d, n in shares),
-        recompute=recompute,
-    )
-
-
-def plan_of(*pipelines: tuple[int, tuple[Stage, ...]], schedule: str = "gpipe") -> Plan:
-    made = tuple(
-        Pipeline(samples=n, micro_batch=sum(s.samples for s in stages[0].shares), stages=stages)
-        for n, stages in pipelines
-    )
-    return Plan(global_batch=sum(p.samples for p in made), pipelines=made, schedule=schedule)
 
 
 def whole(device: str, micro_batch: int, *, recompute: bool = False) -> tuple[Stage, ...]:

@@ -10,12 +10,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from evener.core.fleet import Device, Fleet
-from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.plan import Pipeline, Plan
 from evener.errors import FileError
 from evener.session.keep import PARAMETER_FILE
 from evener.session.launch import launch
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Request
+from tests.local.plans import stage
 
 A, B, C = "lab/a", "lab/b", "lab/c"
 SCRIPT = """
@@ -46,11 +47,6 @@ def recipe():
         optimizer=lambda p: torch.optim.SGD(p, lr=0.5), global_batch=6,
     )
 """
-
-
-def stage(layers: str, *shares: tuple[str, int]) -> Stage:
-    made = tuple(Share(devices=(d,), samples=n) for d, n in shares)
-    return Stage(layers=tuple(layers.split()), shares=made)
 
 
 # The held-out 7 samples are another split of shares and micro-batches than the 6 of a step.

@@ -9,7 +9,8 @@ from torch import nn
 import evener as ev
 from evener.core.fleet import Device, Fleet
 from evener.report.metrics import read_metrics
-from tests.local.checkpoint_jobs import plan_of, stage
+from tests.local.checkpoint_jobs import plan_of
+from tests.local.plans import stage
 
 HERE = Fleet(devices=(Device(name="lab/a", kind="cpu", threads=1),))
 PLAN = plan_of((4, 4, (stage("0 1", ("lab/a", 4)),)))
