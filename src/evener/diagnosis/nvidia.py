@@ -3,7 +3,7 @@
 from evener.core.host import Card, HostFacts, NvidiaDriver
 from evener.diagnosis import builds
 from evener.diagnosis.finding import Finding, label, read_in
-from evener.diagnosis.rules import generation, rules, toolkit, version
+from evener.diagnosis.rules import Generation, generation, rules, toolkit, version
 
 REBOOT = "sudo reboot"
 NO_KERNEL = "no kernel image"
@@ -84,13 +84,11 @@ def lost(facts: HostFacts, card: Card) -> Finding | None:
 
 def flavour(facts: HostFacts, card: Card) -> Finding | None:
     """NVIDIA ships its module twice: the open one drives Turing and later, the other no Blackwell."""
-    driver, device = _driver(facts), builds.device_code(card)
-    known = generation(device) if device is not None else None
+    driver, device, known = _driver(facts), builds.device_code(card), _generation(card)
     if known is None or driver.open_kernel is None or card.torch_index is not None:
         return None
-    if not (known.open_kernel == "no" and driver.open_kernel) and not (
-        known.open_kernel == "must" and not driver.open_kernel
-    ):
+    wrong = "no" if driver.open_kernel else "must"
+    if known.open_kernel != wrong:
         return None
     loaded = "open" if driver.open_kernel else "closed"
     return Finding(
@@ -109,8 +107,7 @@ APART_LINE = "put the card into another host: no kernel module drives both gener
 
 def branch(facts: HostFacts, card: Card) -> Finding | None:
     """Branches of the driver begin and end with generations of cards."""
-    driver, device = _driver(facts), builds.device_code(card)
-    known = generation(device) if device is not None else None
+    driver, device, known = _driver(facts), builds.device_code(card), _generation(card)
     major = (version(driver.version) or (0,))[0]
     if known is None or not major or card.torch_index is not None:
         return None
@@ -231,11 +228,15 @@ def codes(facts: HostFacts) -> list[int]:
 
 def driver_line(facts: HostFacts, card: Card) -> str:
     """The command that installs the driver for a card, in Ubuntu's names: "-open" where it has to be."""
-    device = builds.device_code(card)
-    known = generation(device) if device is not None else None
+    known = _generation(card)
     return "sudo apt-get install nvidia-driver-580" + (
         "-open" if known is not None and known.open_kernel == "must" else ""
     )
+
+
+def _generation(card: Card) -> Generation | None:
+    device = builds.device_code(card)
+    return generation(device) if device is not None else None
 
 
 def _needs_both(facts: HostFacts) -> bool:
