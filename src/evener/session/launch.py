@@ -17,13 +17,14 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+from evener.core.addresses import host_and_port
 from evener.core.files import decode, encode
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.session.address import choose_interface
 from evener.session.conclude import Outcome
 from evener.session.lookout import Lookout
 from evener.session.meeting import FINISHED, OUTCOME, open_meeting, read_failure
-from evener.session.members.door import TOKEN_FILE, Door, Welcome, address_of, new_token
+from evener.session.members.door import TOKEN_FILE, Door, Welcome, new_token
 from evener.session.members.joiner import meeting_at
 from evener.session.members.pulse import GONE, pulse_key
 from evener.session.members.wishes import leave_on_sigterm
@@ -53,7 +54,7 @@ def launch_for(request: Request, kind: type[T]) -> T:
 
 def _launch(request: Request, kind: type[T]) -> T:
     request = at_start(request)
-    host, open_port = address_of(request.open_at)
+    host, open_port = host_and_port(request.open_at)
     store, port = _store(host)
     # Idle OpenMP threads spin on cores that other processes need: with 1 + 2 threads on 2 cores a step took
     # three times as long. Read when torch is loaded, that is by the fork server; a value of the user's stays.

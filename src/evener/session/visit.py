@@ -5,11 +5,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from evener.core.addresses import host_and_port
 from evener.core.fleet import Fleet
 from evener.errors import UsageError
 from evener.session.address import choose_interface
 from evener.session.conclude import Outcome
-from evener.session.members.door import address_of, knock, read_token
+from evener.session.members.door import knock, read_token
 from evener.session.members.joiner import free_name, meeting_at, script_here
 from evener.session.members.wishes import leave_on_sigterm
 from evener.session.request import Later, folder_at
@@ -36,7 +37,7 @@ def visit(
             numbers=", ".join(d.name for d in fleet.devices),
             remedy="--devices with one of them, and the same command again for the next",
         )
-    host, port = address_of(address)
+    host, port = host_and_port(address)
     welcome = knock(host, port, read_token(token_file))
     asked = welcome.request
     if asked.rehearse != rehearse:

@@ -22,7 +22,7 @@ from typing import Any
 from evener import __version__
 from evener.core.figures import Value
 from evener.core.files import decode, encode
-from evener.errors import EnvironmentBrokenError, FileError, RefusedError, UsageError
+from evener.errors import EnvironmentBrokenError, FileError, RefusedError
 from evener.session.request import Request
 
 MAX_BYTES = 2**24
@@ -37,14 +37,6 @@ class Welcome(Value, frozen=True, kw_only=True):
     store_host: str
     store_port: int
     request: Request
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """(host, port) of "HOST:PORT". Example: "127.0.0.1:0" is any free port of this host alone."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address", remedy="HOST:PORT, such as 192.168.1.5:29600")
-    return host.strip("[]"), int(port)
 
 
 def new_token(folder: Path) -> str:
