@@ -10,11 +10,14 @@ Those are the numbers that a schedule's actions carry.
 """
 
 from collections.abc import Iterator
+from typing import Literal
 
 from evener.core.figures import Source, Value
 from evener.core.split import apportion
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+Held = Literal["optimizer", "gradients", "parameters"]
+"""Of what each owner keeps only its part; each includes those before it."""
 
 
 class Share(Value, frozen=True, kw_only=True):
@@ -110,10 +113,20 @@ class Reduction(Value, frozen=True, kw_only=True):
 
 
 class Ownership(Value, frozen=True, kw_only=True):
-    """Unequal parts of one layer's parameters and optimiser state: rows of dim 0 by device."""
+    """Unequal parts of one layer's state by device, as whole numbers in proportion: 5, 3, 2.
+
+    `held` says of what a device keeps only its part: the "optimizer" state (ZeRO stage 1), the "gradients"
+    too (stage 2), the "parameters" too (stage 3). Parts follow memory; samples, which follow speed, are the
+    pipelines' own: a device may hold state and take no samples, or the reverse (a part of 0).
+    """
 
     layer: str
     parts: dict[str, int]
+    held: Held = "optimizer"
+
+    def __post_init__(self) -> None:
+        if any(part < 0 for part in self.parts.values()) or not sum(self.parts.values()):
+            raise ValueError(f"the parts of {self.layer!r} must be 0 or more and not all 0, got {self.parts}")
 
 
 class TablePlacement(Value, frozen=True, kw_only=True):
