@@ -18,6 +18,7 @@ from evener.core.split import apportion
 PRECISIONS = ("float32", "bfloat16", "float16")
 Held = Literal["optimizer", "gradients", "parameters"]
 """Of what each owner keeps only its part; each includes those before it."""
+HELD: tuple[Held, ...] = Held.__args__  # type: ignore[attr-defined]
 
 
 class Share(Value, frozen=True, kw_only=True):

@@ -1,0 +1,130 @@
+"""Which values of a layer each owner keeps, and how long they take to their owners and back.
+
+parts 5, 3, 2 of 10 values    a: 0..4   b: 5..7   c: 8, 9
+
+to owners    every device sends each owner the owner's slice of its gradients, and owners add up
+from owners  every owner sends its slice of the parameters to all others
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from evener.core.figures import Curve
+from evener.core.fleet import Fleet, Link
+from evener.core.plan import HELD, Ownership, Plan
+from evener.core.split import apportion, spans_of
+from evener.errors import PlanMismatchError
+
+Span = tuple[int, int]
+Messages = tuple[tuple[Curve, float, int], ...]
+"""(curve, part of the buffer, how many such) of what passes one port."""
+
+
+def owned_spans(owner: Ownership, devices: Sequence[str], count: int) -> dict[str, Span]:
+    """Which of a layer's `count` values (its parameters laid end to end) each of `devices` owns, in order.
+
+    Example: parts 5, 3, 2 of 10 values: 0..5, 5..8 and 8..10.
+    """
+    spans = spans_of(apportion(count, [owner.parts.get(d, 0) for d in devices]))
+    return dict(zip(devices, spans, strict=True))
+
+
+def owned_parts(owner: Ownership) -> dict[str, float]:
+    """The part of 1 that each device owns. Example: 5, 3, 2 are 0.5, 0.3 and 0.2."""
+    whole = sum(owner.parts.values())
+    return {device: part / whole for device, part in owner.parts.items()}
+
+
+def held_by(plan: Plan) -> str | None:
+    """What owners of `plan` keep only their part of, the most of any layer; None where all is replicated."""
+    return max((o.held for o in plan.owners), key=HELD.index, default=None)
+
+
+def check_owners(plan: Plan, layers: Sequence[str]) -> None:
+    """PlanMismatchError unless the plan's owners can be carried out over `layers`, all of the model's.
+
+    Owners go with data parallelism alone, and a layer has one set of them, all of devices of the plan.
+    """
+    names = [o.layer for o in plan.owners]
+    twice = sorted({n for n in names if names.count(n) > 1})
+    strange = sorted(set(names) - set(layers))
+    away = sorted({d for o in plan.owners for d in o.parts} - set(plan.devices))
+    if plan.owners and not plan.is_data_parallel:
+        what = "state in unequal parts needs pipelines of one stage and one device each"
+        remedy = "a data-parallel plan, or none of its owners"
+    elif plan.owners and plan.reductions:
+        what, remedy = "gradients go to their owners, not over reductions", "owners or reductions, not both"
+    elif twice or strange or away:
+        what = "the plan's owners name " + (
+            f"{', '.join(twice)} twice"
+            if twice
+            else f"{', '.join(strange)}, no layers of the model"
+            if strange
+            else f"{', '.join(away)}, which have no pipeline"
+        )
+        remedy = "one Ownership a layer, of devices with a pipeline (of 0 samples where they take none)"
+    else:
+        return
+    raise PlanMismatchError(what, numbers=f"{len(names)} owned layers of {len(layers)}", remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Handover:
+    """Seconds of one buffer to its owners, or back from them; the formula that the paced wire keeps to.
+
+        seconds = max over ports of Σ curve(part · bytes) over the messages that leave or enter it
+
+    A port is a device inside its host or with a link of its own, a bus where the link names one, and the host
+    for other links between hosts; each way counts for itself. What has no link takes no time. With equal
+    parts both ways together take what a ring does. Example: parts 5, 3, 2 of 10 MB at 1 ms + 1 GB/s: the
+    first takes 5 MB from each of the others, 2 · (1 + 5) = 12 ms.
+    """
+
+    parts: tuple[tuple[str, float], ...]
+    fleet: Fleet
+    adds: bool = False
+
+    def seconds(self, num_bytes: float) -> float:
+        """Seconds for a buffer of `num_bytes`; `adds`: by the curves measured in reductions, if any."""
+        if num_bytes <= 0:
+            return 0.0
+        return max((self._busy(port, num_bytes) for port in self._ports), default=0.0)
+
+    def _busy(self, port: Messages, num_bytes: float) -> float:
+        return sum(times * curve.seconds(part * num_bytes) for curve, part, times in port)
+
+    @cached_property
+    def _ports(self) -> tuple[Messages, ...]:
+        held: dict[tuple[str, ...], Counter[tuple[int, float]]] = {}
+        curves: dict[int, Curve] = {}
+        for target, part in self.parts:
+            for source, _ in self.parts if part > 0 else ():
+                link = self.fleet.link(source, target) if source != target else None
+                if link is None:
+                    continue
+                curve = (link.reduce_curve or link.curve) if self.adds else link.curve
+                curves[id(curve)] = curve
+                for way, end in (("out", source), ("in", target)):
+                    port = (way, *_port(self.fleet, link, end))
+                    held.setdefault(port, Counter())[id(curve), part] += 1
+        return tuple(
+            dict.fromkeys(
+                tuple((curves[key], part, times) for (key, part), times in sorted(counted.items()))
+                for counted in held.values()
+            )
+        )
+
+
+def handover(parts: Mapping[str, float], fleet: Fleet, *, adds: bool) -> Handover:
+    """The handover between owners with these parts (any proportion), gradients (`adds`) or parameters."""
+    whole = sum(parts.values())
+    return Handover(tuple((d, part / whole) for d, part in parts.items()), fleet, adds)
+
+
+def _port(fleet: Fleet, link: Link, device: str) -> tuple[str, ...]:
+    host = fleet.device(device).host
+    if link.bus:
+        return (link.bus, host)
+    return (device,) if link.a == link.b or device in (link.a, link.b) else (host,)

@@ -1,0 +1,104 @@
+"""Whose values are whose, and how long they take to their owners and back."""
+
+import pytest
+from msgspec.structs import replace
+
+from evener.core.collectives import all_reduce_seconds, ring
+from evener.core.figures import line
+from evener.core.fleet import Device, Fleet, Link
+from evener.core.ownership import check_owners, handover, held_by, owned_parts, owned_spans
+from evener.core.plan import Ownership, Pipeline, Plan, Reduction, Share, Stage
+from evener.errors import PlanMismatchError
+
+NAMES = ("a/0", "a/1", "a/2")
+OWNER = Ownership(layer="x", parts={"a/0": 5, "a/1": 3, "a/2": 2})
+
+
+def fleet_of(names: tuple[str, ...], *links: Link) -> Fleet:
+    return Fleet(devices=tuple(Device(name=n, kind="k") for n in names), links=links)
+
+
+def inside(host: str = "a", **more) -> Link:
+    return Link(a=host, b=host, curve=line(1e-3, 1e9), **more)
+
+
+def pipeline(name: str, samples: int) -> Pipeline:
+    return Pipeline(
+        samples=samples,
+        micro_batch=1,
+        stages=(Stage(layers=("x", "y"), shares=(Share(devices=(name,), samples=1),)),),
+    )
+
+
+PLAN = Plan(
+    global_batch=4, pipelines=(pipeline("a/0", 3), pipeline("a/1", 1), pipeline("a/2", 0)), owners=(OWNER,)
+)
+
+
+def test_five_three_two_of_ten() -> None:
+    assert owned_spans(OWNER, NAMES, 10) == {"a/0": (0, 5), "a/1": (5, 8), "a/2": (8, 10)}
+    assert owned_spans(OWNER, ("a/0", "b/0", "a/1", "a/2"), 10)["b/0"] == (5, 5), "no part, no values"
+    assert owned_parts(OWNER) == {"a/0": 0.5, "a/1": 0.3, "a/2": 0.2}
+
+
+def test_the_largest_owner_takes_its_part_from_all_others() -> None:
+    """10 MB at 1 ms + 1 GB/s: 5 MB from each of two, 12 ms; the first sends 3 + 2 MB, 7 ms."""
+    over = handover(OWNER.parts, fleet_of(NAMES, inside()), adds=True)
+    assert over.seconds(10e6) == pytest.approx(0.012)
+    assert over.seconds(0) == 0.0
+
+
+def test_equal_parts_there_and_back_take_what_a_ring_does() -> None:
+    fleet = fleet_of(NAMES, inside())
+    there, back = (handover(dict.fromkeys(NAMES, 1), fleet, adds=x) for x in (True, False))
+    whole = all_reduce_seconds(9e6, ring(fleet, NAMES))
+    assert there.seconds(9e6) + back.seconds(9e6) == pytest.approx(whole)
+
+
+def test_a_bus_and_a_link_between_hosts_are_shared() -> None:
+    """On a bus all 6 messages of 1 MB go by it one after another; so do the 4 into and out of a host."""
+    parts = dict.fromkeys(NAMES, 1)
+    assert handover(parts, fleet_of(NAMES, inside(bus="pcie")), adds=True).seconds(3e6) == pytest.approx(
+        0.012
+    )
+    names = ("a/0", "a/1", "b/0", "b/1")
+    between = Link(a="a", b="b", curve=line(1e-3, 1e9))
+    over = handover(dict.fromkeys(names, 1), fleet_of(names, inside(), inside("b"), between), adds=False)
+    assert over.seconds(4e6) == pytest.approx(0.008), "2 devices of a send 1 MB to each of b's 2"
+
+
+def test_gradients_go_by_the_curve_of_reductions() -> None:
+    fleet = fleet_of(NAMES[:2], inside(reduce_curve=line(2e-3, 1e9)))
+    parts = {"a/0": 1, "a/1": 0}
+    assert handover(parts, fleet, adds=True).seconds(1e6) == pytest.approx(0.003)
+    assert handover(parts, fleet, adds=False).seconds(1e6) == pytest.approx(0.002)
+
+
+def test_what_no_link_joins_takes_no_time() -> None:
+    assert handover(OWNER.parts, fleet_of(NAMES), adds=True).seconds(1e6) == 0.0
+
+
+def test_the_most_that_any_layer_keeps_in_parts() -> None:
+    assert held_by(replace(PLAN, owners=())) is None
+    other = Ownership(layer="y", parts={"a/0": 1}, held="parameters")
+    assert held_by(PLAN) == "optimizer" and held_by(replace(PLAN, owners=(OWNER, other))) == "parameters"
+    check_owners(PLAN, ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"owners": (OWNER, OWNER)}, "x twice"),
+        ({"owners": (replace(OWNER, layer="z"),)}, "z, no layers"),
+        ({"owners": (Ownership(layer="x", parts={"b/0": 1}),)}, "b/0, which have no pipeline"),
+        ({"reductions": (Reduction(devices=NAMES, transport="gloo"),)}, "not over reductions"),
+        ({}, None),
+    ],
+)
+def test_owners_that_cannot_be_carried_out_are_refused(change, said) -> None:
+    if said is None:
+        first, second = (Stage(layers=(n,), shares=pipeline("a/0", 4).stages[0].shares) for n in "xy")
+        change = {"pipelines": (Pipeline(samples=4, micro_batch=1, stages=(first, second)),)}
+        said = "one stage and one device each"
+    with pytest.raises(PlanMismatchError, match=said):
+        check_owners(replace(PLAN, **change), ("x", "y"))
