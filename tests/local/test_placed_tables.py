@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -117,6 +118,18 @@ def test_a_run_with_a_table_in_a_file_learns_the_same(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         ends.append(launch(request(tmp_path / name, uneven(12), {"word": word, "goods": "cpu"})))
     assert ends[0].heldout_loss == pytest.approx(ends[1].heldout_loss, rel=1e-6)
+
+
+def test_the_file_of_a_table_has_what_the_run_ended_with_and_a_next_run_goes_on(tmp_path: Path) -> None:
+    """The last rows of a run were written down only when the log happened to be full: the next run lost them."""
+    place = {"word": {"file": str(tmp_path / "rows"), "rows": 20}, "goods": "cpu"}
+    for steps in (3, 6):
+        launch(request(tmp_path, uneven(12), place))
+        (folder,) = (tmp_path / "rows").glob("*/*")
+        assert (folder / "step").read_text() == str(steps)
+        end = load_file(tmp_path / "model.safetensors")["word.weight"]
+        held = np.fromfile(folder / "rows", "<f4").reshape(50, -1)
+        assert (held[:, :4] == end.numpy()).all()
 
 
 def test_a_table_that_no_device_ever_has_whole_is_saved_in_parts(tmp_path: Path) -> None:

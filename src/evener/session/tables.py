@@ -149,7 +149,7 @@ class JobTables:
         """The user's own layers, with the trained rows on the leading device; called by all together.
 
         A table that was never made in one piece stays in pieces: every device writes its rows into `folder`,
-        and the layer stays without a weight.
+        and the layer stays without a weight. The file of a tiered table has all rows as of the run's end.
         """
         for layer in self.layers:
             if layer.replaced.weight.is_meta:
@@ -157,6 +157,7 @@ class JobTables:
                 put_back(model, layer, None)
             else:
                 put_back(model, layer, gathered(layer.table, self.rank, self.exchange))
+            layer.table.part.rows.commit()
 
     def dense_gradients(self) -> dict[str, Tensor]:
         """Each table's gradient of this step under its parameter's name, zeros in rows held elsewhere."""

@@ -112,7 +112,7 @@ class ColdFile:
                 part = log[first : first + _APPLIED_AT_ONCE]
                 self._rows[part["id"]] = part["row"]  # of a row that comes twice the later one stays
             self._rows.flush()
-        _write_durably(self.folder / "step", str(step).encode())
+        write_durably(self.folder / "step", str(step).encode())
         self._log.truncate(0)
         self._log.flush()
         os.fsync(self._log.fileno())
@@ -154,8 +154,8 @@ class ColdFile:
                         file.fileno(), 0, size
                     )  # a full disk is found here, not in a page fault
             (self.folder / "log").touch()
-            _write_durably(self.folder / "step", b"-1")
-            _write_durably(self.folder / "table.json", json.dumps(shape).encode())
+            write_durably(self.folder / "step", b"-1")
+            write_durably(self.folder / "table.json", json.dumps(shape).encode())
         except OSError as e:
             raise self._full(e, size) from e
 
@@ -181,7 +181,7 @@ class ColdFile:
         )
 
 
-def _write_durably(path: Path, data: bytes) -> None:
+def write_durably(path: Path, data: bytes) -> None:
     """The file is the old one or the new one, also after a power cut."""
     new = path.with_name(path.name + ".new")
     with open(new, "wb") as file:

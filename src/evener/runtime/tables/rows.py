@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from evener.errors import ModelError
@@ -40,8 +41,17 @@ class Rows(Protocol):
         """The rows in `slots` were written to."""
         ...
 
-    def stepped(self, step: int) -> None:
-        """Step number `step` has moved all rows that it moves."""
+    @property
+    def rates(self) -> np.ndarray:
+        """Learning rates of the steps that the rows have behind them from before this process."""
+        ...
+
+    def stepped(self, rates: np.ndarray) -> None:
+        """A step has moved all rows that it moves; `rates` are the learning rates of all steps so far."""
+        ...
+
+    def commit(self) -> None:
+        """What outlives this process is as of the last step."""
         ...
 
 
@@ -78,6 +88,7 @@ class MemoryRows:
     def __init__(self, weight: torch.Tensor) -> None:
         check_dtype(weight.dtype)
         self.columns = {WEIGHT: in_large_pages(weight)}
+        self.rates = np.zeros(0)
         self.most = max(len(weight), 1)
 
     def prepare(self, widths: Mapping[str, int]) -> None:
@@ -91,7 +102,10 @@ class MemoryRows:
     def changed(self, slots: torch.Tensor) -> None:
         return
 
-    def stepped(self, step: int) -> None:
+    def stepped(self, rates: np.ndarray) -> None:
+        return
+
+    def commit(self) -> None:
         return
 
 

@@ -25,6 +25,10 @@ class Rates:
         self._all[self._used] = rate
         self._used += 1
 
+    def restore(self, rates: np.ndarray) -> None:
+        """Count from the step on that these lead to."""
+        self._all, self._used = np.concatenate([rates, np.zeros(64)]), len(rates)
+
     @property
     def values(self) -> np.ndarray:
         """One number a step."""
@@ -77,9 +81,10 @@ class Table:
         return sum(c.nbytes for c in self.part.rows.columns.values())
 
     def use(self, optimizer: TableOptimizer) -> None:
-        """The rows move by `optimizer` from now on; its state starts from nothing."""
+        """The rows move by `optimizer` from now on; its state starts from nothing, or as a file has it."""
         self.optimizer = optimizer
         self.part.rows.prepare(optimizer.widths(self.dim))
+        self.rates.restore(self.part.rows.rates)
 
     def share(self, part: Part, bounds: tuple[int, ...], exchange: Exchange) -> None:
         """From now on this device has `part`, and the others theirs."""
@@ -161,7 +166,7 @@ class Table:
                 gradient = gradient.to(rows.columns[WEIGHT].device)
                 self.optimizer.move(rows, slots, gradient, self.rates.values)
                 rows.changed(slots)
-        rows.stepped(len(self.rates.values))
+        rows.stepped(self.rates.values)
 
     def discard(self) -> None:
         """Forget what was added up since the last step."""

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evener.errors import UsageError
-from evener.runtime.tables.coldfile import ColdFile
+from evener.errors import FileError, UsageError
+from evener.runtime.tables.coldfile import ColdFile, write_durably
 from evener.runtime.tables.rows import WEIGHT, check_dtype, put
 
 HALF_LIFE = 100
 _EVICTED_PART = 16  # this part of a level makes room at once, as choosing costs a look at all slots
 _MOST_LOGGED = 4  # times its cache, before the file is committed
+RATES = "rates"  # file of the learning rates of all steps, beside the rows
 
 
 class Below(Protocol):
@@ -161,6 +162,7 @@ class TieredRows:
         sample = give(0, 0)
         check_dtype(sample.dtype)
         self._dtype, self._dim = sample.dtype, sample.shape[1]
+        self.rates = np.zeros(0)
         self._levels: list[Level] = []
 
     def prepare(self, widths: Mapping[str, int]) -> None:
@@ -172,6 +174,7 @@ class TieredRows:
         self.file = ColdFile(self.folder / name, self.num_rows, sum(every.values()), self._dtype)
         if self.file.step < 0:
             self._fill()
+        self.rates = self._kept_rates()
         self._levels = [self._level(self._host, every, self.file, torch.device("cpu"))]
         if self._hot:
             self._levels.append(self._level(self._hot, every, self._levels[0], self._device))
@@ -195,20 +198,38 @@ class TieredRows:
     def changed(self, slots: Tensor) -> None:
         self._levels[-1].changed(slots.cpu().numpy())
 
-    def stepped(self, step: int) -> None:
-        """Step number `step` is done: from time to time the file is brought up to it."""
+    def stepped(self, rates: np.ndarray) -> None:
+        """A step is done: from time to time the file is brought up to it."""
+        self.rates = rates
         if self.file.logged > _MOST_LOGGED * self._host:
-            self.commit(step)
+            self.commit()
 
-    def commit(self, step: int) -> None:
-        """The file has all rows as of `step`, come what may."""
-        self._levels[-1].commit(step)
+    def commit(self) -> None:
+        """The file has all rows as of the last step, come what may.
+
+        What a row missed is made up for with the learning rates since it was last used, so they stay with the
+        rows: first they, then the rows, and of rates beyond the file's step nobody reads.
+        """
+        if self._levels and len(self.rates):
+            write_durably(self.file.folder / RATES, self.rates.astype("<f8").tobytes())
+            self._levels[-1].commit(len(self.rates))
 
     @property
     def hit_rates(self) -> dict[str, float]:
         """The part of rows asked for that each memory had: "host", and "hot" where there is one."""
         names = ("host", "hot")
         return {n: x.found / x.asked for n, x in zip(names, self._levels, strict=False) if x.asked}
+
+    def _kept_rates(self) -> np.ndarray:
+        path, step = self.file.folder / RATES, self.file.step
+        found = np.fromfile(path, "<f8") if path.exists() else np.zeros(0)
+        if len(found) < step:
+            raise FileError(
+                f"{self.file.folder} does not have the learning rates of the steps that its rows made",
+                numbers=f"{len(found)} of {step}",
+                remedy="another folder, or remove this one",
+            )
+        return found[:step]
 
     def _level(self, most: int, widths: Mapping[str, int], below: Below, device: torch.device) -> Level:
         return Level(most, self.num_rows, widths, below, device, self._dtype)

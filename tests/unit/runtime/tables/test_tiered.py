@@ -30,17 +30,19 @@ def tiered(folder: Path, host: int, hot: int = 0) -> TieredRows:
     return TieredRows(folder, ROWS, lambda a, b: weight()[a:b], host=host, hot=hot)
 
 
-def trained(rows: Rows, steps: int = 30) -> torch.Tensor:
-    """The table after steps of dense Adam on rows drawn at random, some of them often."""
+def trained(rows: Rows, steps: int = 30, first: int = 0) -> torch.Tensor:
+    """The table after so many steps of dense Adam, from number `first` on, on rows of which some come often."""
     table = Table("emb", ROWS, DIM, Part(0, ROWS, rows))
     table.use(TableAdam())
     generator = torch.Generator().manual_seed(1)
-    for _ in range(steps):
+    for step in range(first + steps):
         ids = torch.unique(torch.randint(0, ROWS, (14,), generator=generator) // 2)
+        if step < first:
+            continue
         table.begin(1.0)
         table.collect(ids, table.read(ids).square())
         table.sum_up()
-        table.move(0.01)
+        table.move(0.01 / (1 + step))
         table.discard()
     return table.own(torch.arange(ROWS))
 
@@ -68,13 +70,43 @@ def test_popular_rows_stay(tmp_path: Path) -> None:
 def test_what_was_committed_is_found_again(tmp_path: Path) -> None:
     rows = tiered(tmp_path, 10)
     want = trained(rows)
-    rows.commit(30)
+    rows.commit()
     rows.close()
     again = tiered(tmp_path, 7)
     again.prepare(TableAdam().widths(DIM))
     assert again.file.step == 30
     read = torch.cat([again.columns[WEIGHT][again.slots(i)] for i in torch.arange(ROWS).split(5)])
     torch.testing.assert_close(read, want, rtol=0, atol=0)
+
+
+def test_a_folder_is_gone_on_with_as_if_nobody_had_stopped(tmp_path: Path) -> None:
+    """A run that opened the folder of an earlier one counted its steps from 0.
+
+    Every row then seemed to be ahead of the run, so that nothing it missed was made up for, and Adam corrected
+    moments of thirty steps as those of the first one: rows moved ten times too far, and nobody was told.
+    """
+    want = trained(MemoryRows(weight()), 60)
+    rows = tiered(tmp_path, 10)
+    trained(rows, 30)
+    rows.commit()
+    rows.close()
+    torch.testing.assert_close(trained(tiered(tmp_path, 7), 30, first=30), want, rtol=0, atol=1e-6)
+
+
+def test_rates_of_steps_that_were_never_committed_are_not_counted(tmp_path: Path) -> None:
+    rows = tiered(tmp_path, 10)
+    trained(rows, 20)
+    rows.commit()
+    rows.close()
+    rates = next(tmp_path.glob("*/rates"))
+    rates.write_bytes(rates.read_bytes() + bytes(80))  # as a commit that was killed before the rows leaves it
+    again = tiered(tmp_path, 10)
+    again.prepare(TableAdam().widths(DIM))
+    assert (again.file.step, len(again.rates)) == (20, 20)
+    again.close()
+    rates.unlink()
+    with pytest.raises(FileError, match="does not have the learning rates"):
+        tiered(tmp_path, 10).prepare(TableAdam().widths(DIM))
 
 
 def made(folder: Path) -> ColdFile:
