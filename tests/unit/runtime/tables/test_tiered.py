@@ -31,7 +31,7 @@ def tiered(folder: Path, host: int, hot: int = 0) -> TieredRows:
 
 
 def trained(rows: Rows, steps: int = 30, first: int = 0) -> torch.Tensor:
-    """The table after so many steps of dense Adam, from number `first` on, on rows of which some come often."""
+    """The table after so many steps of dense Adam, from number `first` on; some rows come often."""
     table = Table("emb", ROWS, DIM, Part(0, ROWS, rows))
     table.use(TableAdam())
     generator = torch.Generator().manual_seed(1)
@@ -82,8 +82,8 @@ def test_what_was_committed_is_found_again(tmp_path: Path) -> None:
 def test_a_folder_is_gone_on_with_as_if_nobody_had_stopped(tmp_path: Path) -> None:
     """A run that opened the folder of an earlier one counted its steps from 0.
 
-    Every row then seemed to be ahead of the run, so that nothing it missed was made up for, and Adam corrected
-    moments of thirty steps as those of the first one: rows moved ten times too far, and nobody was told.
+    Every row then seemed to be ahead of the run, so that nothing it missed was made up for, and Adam took
+    moments of thirty steps for those of the first: rows moved ten times too far, and nobody was told.
     """
     want = trained(MemoryRows(weight()), 60)
     rows = tiered(tmp_path, 10)
