@@ -121,7 +121,7 @@ def test_a_run_with_a_table_in_a_file_learns_the_same(tmp_path: Path) -> None:
 
 
 def test_the_file_of_a_table_has_what_the_run_ended_with_and_a_next_run_goes_on(tmp_path: Path) -> None:
-    """The last rows of a run were written down only when the log was full by chance: the next run lost them."""
+    """The last rows of a run were written down only when the log was full: the next run lost them."""
     place = {"word": {"file": str(tmp_path / "rows"), "rows": 20}, "goods": "cpu"}
     for steps in (3, 6):
         launch(request(tmp_path, uneven(12), place))
