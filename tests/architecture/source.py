@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src" / "evener"
 
 # In this order: each may import those before it.
-PURE = ("core", "cost", "schedules", "sim", "planner", "policy", "report", "diagnosis")
+PURE = ("core", "schedules", "cost", "sim", "planner", "policy", "report", "diagnosis")
 TORCH = ("probing", "profiling", "rehearsal", "runtime")
 TOP = ("session", "serving", "cli", "integrations")
 

@@ -1,72 +1,25 @@
 """What a whole plan takes: pipelines played out under 1F1B, then the gradient reduction behind them.
 
+Where a device runs several stages, the plan's own schedule is played instead: it says in which order.
+
 This is the one judge of plans: whatever a search believes, its result is evaluated here.
 """
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evener.core.fleet import Fleet
 from evener.core.plan import Pipeline, Plan, Stage
-from evener.core.profile import Profile
 from evener.core.split import apportion
-from evener.cost.communication import Network, shares_send_s
+from evener.cost.communication import shares_send_s
 from evener.cost.exchange import sums_of
-from evener.cost.layers import LayerCost, layer_cost
-from evener.cost.memory import ModelBytes, model_bytes, stage_memory
+from evener.cost.memory import stage_memory
+from evener.cost.model import CostModel
 from evener.cost.pipeline import StageTimes, held_at_both_ends, one_f_one_b
 from evener.cost.reduce import Holder, Sums, reduction_ends
-from evener.cost.step import StepCost, step_cost
-from evener.cost.trainer import EVENER, Trainer
-from evener.errors import OutOfRangeError, UnknownNameError
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostModel:
-    """Everything needed to price plans of one profile on one fleet; tables are made when first used."""
-
-    fleet: Fleet
-    profile: Profile
-    side: int = 0
-    trainer: Trainer = EVENER
-    network: Network = field(init=False)
-    bytes: ModelBytes = field(init=False)
-    _layers: dict[tuple[str, int], LayerCost] = field(default_factory=dict)
-    _steps: dict[str, StepCost | None] = field(default_factory=dict)
-    _pipelines: dict[Pipeline, "PipelineCost"] = field(default_factory=dict)
-    _bytes: dict[int, ModelBytes] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "network", Network(fleet=self.fleet))
-        object.__setattr__(self, "bytes", self.bytes_at(1))
-
-    def bytes_at(self, tensor_parallel: int) -> ModelBytes:
-        """What each device of a group of `tensor_parallel` holds; `bytes` is that of a device alone."""
-        if tensor_parallel not in self._bytes:
-            self._bytes[tensor_parallel] = model_bytes(
-                self.profile, tensor_parallel=tensor_parallel, trainer=self.trainer
-            )
-        return self._bytes[tensor_parallel]
-
-    def layers(self, kind: str, tensor_parallel: int = 1) -> LayerCost:
-        key = (kind, tensor_parallel)
-        if key not in self._layers:
-            self._layers[key] = layer_cost(
-                self.profile, kind, tensor_parallel=tensor_parallel, side=self.side
-            )
-        return self._layers[key]
-
-    def step(self, kind: str) -> StepCost | None:
-        """Whole-model figures of `kind` (overheads, input, peak), None where only layers were measured."""
-        if kind not in self._steps:
-            try:
-                measured = any(s.kind == kind for s in self.profile.steps)
-                self._steps[kind] = step_cost(self.profile, kind, self.side) if measured else None
-            except (UnknownNameError, OutOfRangeError):
-                self._steps[kind] = None
-        return self._steps[kind]
+from evener.cost.several import play, run_several
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +56,10 @@ def evaluate(model: CostModel, plan: Plan) -> PlanCost:
     Each device updates its parameters, computes, and meets the others in the reduction: one round of the
     steady state. A layer held by several shares is summed over them in buckets, see `reduction_ends`.
     """
-    costs = [pipeline_cost(model, p) for p in plan.pipelines]
+    if run_several(plan.pipelines):
+        costs = _together(model, plan)
+    else:
+        costs = [pipeline_cost(model, p) for p in plan.pipelines]
     compute_end = max(c.end_s for c in costs)
     step = step_seconds(model, costs, sums_of(model.network, plan))
     seconds: dict[str, dict[str, float]] = {}
@@ -132,14 +88,43 @@ def step_seconds(model: CostModel, costs: Sequence[PipelineCost], sum_s: Sums | 
 def pipeline_cost(model: CostModel, pipeline: Pipeline) -> PipelineCost:
     """Price one pipeline alone."""
     if pipeline not in model._pipelines:
-        model._pipelines[pipeline] = _priced(model, pipeline)
+        if run_several([pipeline]):
+            alone = Plan(global_batch=pipeline.samples, pipelines=(pipeline,), schedule="1f1b")
+            (model._pipelines[pipeline],) = _together(model, alone)
+        else:
+            model._pipelines[pipeline] = _apart(model, pipeline)
     return model._pipelines[pipeline]
 
 
-def _priced(model: CostModel, pipeline: Pipeline) -> PipelineCost:
-    index = {x.name: i for i, x in enumerate(model.profile.layers)}
+def _together(model: CostModel, plan: Plan) -> list[PipelineCost]:
+    """The pipelines of a plan in which devices run several stages; by device all of its stages count."""
+    played, numbers, costs = play(model, plan), itertools.count(), []
+    for pipeline in plan.pipelines:
+        apart = _apart(model, pipeline)
+        stages = zip(pipeline.stages, numbers, strict=False)
+        shares = [(number, x.devices) for stage, number in stages for x in stage.shares]
+        ends = [max(played.ends_s.get((k, d), 0.0) for d in devices) for k, devices in shares]
+        last = dict.fromkeys((k for k, _ in shares), 0.0)
+        for (k, _), end_s in zip(shares, ends, strict=True):
+            last[k] = max(last[k], end_s)
+        costs.append(
+            replace(
+                apart,
+                ends_s=tuple(last.values()),
+                holders=tuple(replace(h, end_s=e) for h, e in zip(apart.holders, ends, strict=True)),
+                memory_bytes={d: played.memory_bytes[d] for d in pipeline.devices},
+                compute_s={d: played.compute_s[d] for d in pipeline.devices},
+                start_s={d: played.start_s[d] for d in pipeline.devices},
+                own_end_s={d: played.end_s(d) for d in pipeline.devices},
+            )
+        )
+    return costs
+
+
+def _apart(model: CostModel, pipeline: Pipeline) -> PipelineCost:
+    """A pipeline whose stages have devices of their own."""
     sizes = pipeline.micro_batch_sizes
-    spans = tuple((index[s.layers[0]], index[s.layers[-1]] + 1) for s in pipeline.stages)
+    spans = tuple(model.span(s) for s in pipeline.stages)
     full = [_stage(model, s, span, sizes[0]) for s, span in zip(pipeline.stages, spans, strict=True)]
     last = [_stage(model, s, span, sizes[-1]) for s, span in zip(pipeline.stages, spans, strict=True)]
     sends = [_sends(model, pipeline.stages, spans, size) for size in (sizes[0], sizes[-1])]
@@ -164,7 +149,7 @@ def _priced(model: CostModel, pipeline: Pipeline) -> PipelineCost:
         for which, share in enumerate(stage.shares):
             kind = model.fleet.device(share.devices[0]).kind
             layers = model.layers(kind, len(share.devices))
-            backward = layers.seconds(parts[which])[1] if parts[which] else np.zeros(len(index))
+            backward = layers.seconds(parts[which])[1] if parts[which] else np.zeros(model.bytes.num_layers)
             degree = len(share.devices)
             holders.append(
                 Holder(

@@ -1,6 +1,6 @@
 """The simulator: schedule + costs + faults → trace. Two evaluators that agree, a fast and an able one."""
 
-from evener.sim.costs import plan_costs
+from evener.cost.actions import plan_costs
 from evener.sim.run import Run, World, play
 from evener.sim.shrink import shrink
 from evener.sim.step import Outcome, evaluate, simulate, step_seconds

@@ -11,8 +11,8 @@ from evener.errors import PeerLostError, ScheduleError, UsageError
 from evener.session.meeting import Meeting
 from evener.session.timetable import Timetable, agreed_schedules, step_sizes
 from evener.sim import plan_costs
+from tests.unit.cost.test_actions import CUT, fleet, profile
 from tests.unit.schedules.test_waves import HYBRID, IN_WAVES, LAYERS
-from tests.unit.sim.test_costs import CUT, fleet, profile
 
 UNEQUAL = replace(CUT, schedule="unequal")
 

@@ -8,7 +8,7 @@ from evener.cli.main import main
 from evener.core.files import read, write
 from evener.core.plan import Plan
 from evener.report.chrome import read_chrome_trace
-from tests.unit.sim.test_costs import CUT, fleet, profile
+from tests.unit.cost.test_actions import CUT, fleet, profile
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from evener.core.buckets import BUCKET_BYTES, fill_buckets
 from evener.core.fleet import Device
 from evener.core.plan import Plan
 from evener.core.routes import Routes, StageRoute
-from evener.cost.evaluate import CostModel
 from evener.cost.exchange import sums_of
+from evener.cost.model import CostModel
 from evener.schedules.costs import Costs, Memory, Reduction, Wire
 
 HALF = 0.5
@@ -24,7 +24,7 @@ def plan_costs(model: CostModel, plan: Plan, *, memory_margin: float = 0.1) -> C
     nothing), and how backward splits. Errors of the tables (unknown kind, missing layer, far outside) pass
     through.
     """
-    made = _Conversion(model=model, routes=Routes(plan), index=_chain(model))
+    made = _Conversion(model=model, routes=Routes(plan))
     return Costs(
         compute_s=made.compute_s(),
         output_bytes={r.number: float(model.bytes.output[made.span(r)[1] - 1]) for r in made.routes.stages},
@@ -39,23 +39,17 @@ def plan_costs(model: CostModel, plan: Plan, *, memory_margin: float = 0.1) -> C
     )
 
 
-def _chain(model: CostModel) -> dict[str, int]:
-    return {layer.name: i for i, layer in enumerate(model.profile.layers)}
-
-
 @dataclass(kw_only=True)
 class _Conversion:
     model: CostModel
     routes: Routes
-    index: dict[str, int]
     notes: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sum_s = sums_of(self.model.network, self.routes.plan)
 
     def span(self, route: StageRoute) -> tuple[int, int]:
-        """First and end layer of a stage, by place in the chain."""
-        return self.index[route.stage.layers[0]], self.index[route.stage.layers[-1]] + 1
+        return self.model.span(route.stage)
 
     def device(self, name: str) -> Device:
         return self.model.fleet.device(name)
@@ -111,7 +105,7 @@ class _Conversion:
         held: dict[int, float] = {}
         for route in self.holdings(name):
             first, last = self.span(route)
-            if step and last - first == len(self.index):
+            if step and last - first == self.model.bytes.num_layers:
                 return step.update_s
             table = self.model.layers(kind, self.degree(route, name)).update_s
             held |= {i: float(table[i]) for i in range(first, last)}
@@ -119,7 +113,7 @@ class _Conversion:
 
     def overhead_s(self, name: str) -> float:
         step = self.model.step(self.device(name).kind)
-        return step.overhead_s if step else 0.0
+        return (step.overhead_s if step else 0.0) + self.model.trainer.step_s
 
     def wires(self) -> dict[tuple[str, str], Wire]:
         pairs = {
@@ -141,7 +135,7 @@ class _Conversion:
 
     def reductions(self) -> tuple[Reduction, ...]:
         """Runs of layers with the same holders, from the end of the chain, in buckets; tied layers as one."""
-        holders = [self._holders(i) for i in range(len(self.index))]
+        holders = [self._holders(i) for i in range(self.model.bytes.num_layers)]
         found, last = [], len(holders)
         while last > 0:
             first = last - 1
@@ -154,7 +148,7 @@ class _Conversion:
 
     def _holders(self, layer: int) -> tuple[tuple[int, str], ...]:
         """(stage, device) that hold a layer; the first of tied ones is held by the holders of all."""
-        tied = [self.index[name] for name in self.model.profile.layers[layer].tied]
+        tied = [self.model.places[name] for name in self.model.profile.layers[layer].tied]
         together = {layer, *tied}
         wanted = together if layer == min(together) else {layer}
         return tuple(
@@ -192,7 +186,7 @@ class _Conversion:
         route = self.routes.stages[stage]
         first, last = self.span(route)
         samples = self.routes.samples(stage, name, len(route.sizes) - 1)
-        ready = np.ones(len(self.index) + 1)
+        ready = np.ones(self.model.bytes.num_layers + 1)
         if samples:
             table = self.model.layers(self.device(name).kind, self.degree(route, name))
             backward = table.seconds(samples)[1][first:last]
