@@ -12,6 +12,7 @@ Those are the numbers that a schedule's actions carry.
 from collections.abc import Iterator
 from typing import Literal
 
+from evener.core.fewer import Fewer
 from evener.core.figures import Source, Value
 from evener.core.split import apportion
 
@@ -186,7 +187,8 @@ class Plan(Value, frozen=True, kw_only=True):
     """Pipelines, schedule and everything decided once and used by both halves.
 
     With `steal`, devices that are done with their part of a step take waiting micro-batches of slower ones;
-    the samples of each pipeline are then what its device begins with.
+    the samples of each pipeline are then what its device begins with. `fewer` is how hosts exchange less
+    often than once a step; with "accumulate" the global batch is already that many times the user's.
     """
 
     global_batch: int
@@ -194,6 +196,7 @@ class Plan(Value, frozen=True, kw_only=True):
     schedule: str = "gpipe"
     steal: bool = False
     reductions: tuple[Reduction, ...] = ()
+    fewer: Fewer | None = None
     owners: tuple[Ownership, ...] = ()
     tables: tuple[TablePlacement, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -217,6 +220,8 @@ class Plan(Value, frozen=True, kw_only=True):
         both = set(self.devices) & {x.device for x in self.left_out}
         if both:
             raise ValueError(f"used and left out at once: {', '.join(sorted(both))}")
+        if self.fewer is not None and self.fewer.how != "delayed" and self.fewer.every is None:
+            raise ValueError(f"fewer exchanges by {self.fewer.how}, but not after how many steps")
 
     @property
     def devices(self) -> tuple[str, ...]:

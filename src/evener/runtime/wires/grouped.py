@@ -54,6 +54,7 @@ class GroupedWire:
         self._lines = [[Line(f"sum {i}: {stage}") for stage in STAGES] for i in range(len(tracks))]
         self._steps = (self._collect, self._scatter, self._gather, self._spread)
         self._failure = _Failure()
+        self._collects = True
         self._number = 0
         self._end = finalize(self, _close, [line for track in self._lines for line in track])
 
@@ -70,6 +71,17 @@ class GroupedWire:
         for piece in pieces:
             self._put(piece, 0)
         return _Sum(pieces, self._failure, key)
+
+    def summed_inside(self) -> "GroupedWire":
+        """This wire for buffers that already are their group's sum, the same on all of its members."""
+        self._collects = False
+        return self
+
+    def settle(self, *, counts: bool, factor: float = 1.0) -> None:
+        """Every sum of a step was waited for; see `Feedback.settle` for what becomes of kept errors."""
+        for _, ends in self._tracks:
+            for end in ends.values():
+                end.settle(counts=counts, factor=factor)
 
     def close(self) -> None:
         """Let the stages end; nothing is to be waited for any more."""
@@ -115,7 +127,8 @@ class GroupedWire:
         self._put(piece, stage + 1)
 
     def _collect(self, piece: _Piece) -> None:
-        self._tracks[piece.track][0].collect(piece.values, piece.number, piece.spans)
+        if self._collects:
+            self._tracks[piece.track][0].collect(piece.values, piece.number, piece.spans)
 
     def _scatter(self, piece: _Piece) -> None:
         for number, end in self._tracks[piece.track][1].items():
