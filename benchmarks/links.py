@@ -4,7 +4,8 @@
     python benchmarks/links.py --only "2 hosts, 100 Mbit/s" --json
 
 Hosts are network namespaces with `tc tbf` on their interfaces, so this needs root and iproute2. Every link is
-measured by messages first; from these curves each way of summing 20 MB is predicted, then all are measured.
+measured by messages first; from these curves each way of summing 20 MB is predicted, then all are measured in
+turn, several times; figures are medians.
 The planner's choice is that with the fewest predicted seconds, and must be the fastest measured (within
 3 %, what two runs of one way differ by).
 """
@@ -38,8 +39,7 @@ BUFFER_BYTES = 20 * 10**6
 PORT = 29555
 SIZES = (0, 2**16, 2**18, 2**20, 2**22)
 STREAM_BYTES = 2**23  # of messages that follow one another, where a link is measured
-ENOUGH_S = 1.5  # of repeats, for one way
-MOST_REPEATS = 9
+LEAST_REPEATS, MOST_REPEATS = 3, 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +86,13 @@ class Trial(msgspec.Struct):
     reductions: tuple[Reduction, ...] = ()
 
 
-def worker(rank: int, devices: tuple[str, ...], address: str, links: list, compress: tuple[str, ...]) -> None:
+def worker(
+    rank: int, devices: tuple[str, ...], address: str, links: list, compress: tuple[str, ...], seconds: float
+) -> None:
     """Measure every link of `links` and every way to sum; the first process prints both as JSON."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    end_s = time.monotonic() + seconds
     store = dist.TCPStore(address, PORT, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=len(devices), timeout=timedelta(seconds=100)
@@ -101,32 +104,29 @@ def worker(rank: int, devices: tuple[str, ...], address: str, links: list, compr
         fleet = fleet_of(devices, links, curves, rate)
         told = [[Trial(w.name, w.reductions) for w in ways_of(fleet, devices, compress)]]
     dist.broadcast_object_list(told, 0)
-    found = {trial.name: measure_trial(rank, devices, trial) for trial in told[0]}
+    found = measure_trials(rank, devices, told[0], end_s)
     if rank == 0:
         print(msgspec.json.encode({"rate": rate, "curves": curves, "seconds": found}).decode())
     dist.barrier()
 
 
 def measure_link(rank: int, a: int, b: int) -> list[tuple[float, float]]:
-    """(bytes, seconds of one message in a stream of them) from rank a to rank b; the others do nothing.
+    """(bytes, seconds of one message in a stream of them) both ways at once, as sums use a link.
 
     A stream, because a shaped link lets the first bytes after a rest pass at once.
     """
     points: list[tuple[float, float]] = []
+    other = b if rank == a else a
     for size in SIZES:
         buffer = torch.zeros(max(1, size), dtype=torch.uint8)
-        number = max(4, min(16, STREAM_BYTES // max(1, size)))
+        number = max(4, min(64, STREAM_BYTES // max(1, size)))
         taken = []
         for _ in range(3):
             start = time.perf_counter()
-            if rank == a:
-                for work in [dist.isend(buffer, b) for _ in range(number)]:
-                    work.wait()
-                dist.recv(torch.zeros(1), b)
-            elif rank == b:
-                for work in [dist.irecv(torch.empty_like(buffer), a) for _ in range(number)]:
-                    work.wait()
-                dist.send(torch.zeros(1), a)
+            coming = [dist.irecv(torch.empty_like(buffer), other) for _ in range(number)]
+            going = [dist.isend(buffer, other) for _ in range(number)]
+            for work in [*coming, *going]:
+                work.wait()
             taken.append((time.perf_counter() - start) / number)
         points.append((float(size), max(median(taken), points[-1][1] if points else 0.0)))
     return points
@@ -160,35 +160,47 @@ def memory_rate() -> float:
     return 400 * 2 * source.nbytes / float(told)
 
 
-def measure_trial(rank: int, devices: tuple[str, ...], trial: Trial) -> list[float]:
-    """Seconds of each sum until the last device has it."""
+def measure_trials(
+    rank: int, devices: tuple[str, ...], trials: list[Trial], end_s: float
+) -> dict[str, list[float]]:
+    """Seconds of each sum until the last device has it: in turn, so that what disturbs disturbs all alike."""
 
     def new_group(names: Any, backend: str) -> Any:
         return dist.new_group([devices.index(d) for d in names], backend=backend)
 
-    exchange = exchange_of(trial.reductions, devices)
-    wire = open_grouped(exchange, devices[rank], 0, new_group) if exchange else None
+    exchanges = {t.name: exchange_of(t.reductions, devices) for t in trials}
+    wires = {n: open_grouped(e, devices[rank], 0, new_group) if e else None for n, e in exchanges.items()}
     buffer = torch.randn(BUFFER_BYTES // 4, generator=torch.Generator().manual_seed(rank))
-    values, seconds = buffer.clone(), []
-    expected = buffer.clone()
+    expected, values = buffer.clone(), torch.empty_like(buffer)
     dist.all_reduce(expected)
-    while len(seconds) < MOST_REPEATS and (len(seconds) < 3 or sum(seconds) < ENOUGH_S):
-        values.copy_(buffer)
-        dist.barrier()
-        start = time.perf_counter()
+    seconds: dict[str, list[float]] = {t.name: [] for t in trials}
+    for turn in range(1 + MOST_REPEATS):
+        start_s = time.monotonic()
+        for name, wire in wires.items():
+            values.copy_(buffer)
+            dist.barrier()
+            start = time.perf_counter()
+            if wire:
+                wire.all_reduce(values, "step 0, bucket 0").wait()
+            else:
+                dist.all_reduce(values)
+            taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+            dist.all_reduce(taken, dist.ReduceOp.MAX)
+            if turn:  # the first one opens connections
+                seconds[name].append(float(taken))
+            error = float((values - expected).norm() / expected.norm())
+            lossy = wire is not None and wire.exchange.compresses
+            assert error < (1.5 if lossy else 1e-6), f"{name}: {error}"
+        # All stop together: the clock is the first process's.
+        now = time.monotonic()
+        over = torch.tensor([float(rank == 0 and turn >= LEAST_REPEATS and 2 * now - start_s > end_s)])
+        dist.all_reduce(over)
+        if over:
+            break
+    for wire in wires.values():
         if wire:
-            wire.all_reduce(values, "step 0, bucket 0").wait()
-        else:
-            dist.all_reduce(values)
-        taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-        dist.all_reduce(taken, dist.ReduceOp.MAX)
-        seconds.append(float(taken))
-    error = float((values - expected).norm() / expected.norm())
-    lossy = exchange is not None and exchange.compresses
-    assert error < (1.0 if lossy else 1e-6), f"{trial.name}: {error}"
-    if wire:
-        wire.close()
-    return seconds[1:] if len(seconds) > 3 else seconds
+            wire.close()
+    return seconds
 
 
 def shaped(net: Network, topology: Topology) -> None:
@@ -202,7 +214,9 @@ def shaped(net: Network, topology: Topology) -> None:
             run("tc", "-n", net.middle, "qdisc", "replace", "dev", port, "root", *shaper)
 
 
-def measured(topology: Topology, links: list[tuple[str, str]], compress: tuple[str, ...]) -> dict[str, Any]:
+def measured(
+    topology: Topology, links: list[tuple[str, str]], compress: tuple[str, ...], seconds: float
+) -> dict[str, Any]:
     devices = topology.devices
     with Network(len(topology.members), topology.switches) as net:
         shaped(net, topology)
@@ -218,6 +232,7 @@ def measured(topology: Topology, links: list[tuple[str, str]], compress: tuple[s
                     net.address(1),
                     links,
                     compress,
+                    seconds,
                     GLOO_SOCKET_IFNAME=f"eth{topology.switch_of(device)}",
                 )
             )
@@ -255,13 +270,14 @@ def fleet_of(devices: tuple[str, ...], links: list, curves: list, rate: float) -
     )
 
 
-def compared(topology: Topology, compress: tuple[str, ...]) -> dict[str, Any]:
+def compared(topology: Topology, compress: tuple[str, ...], seconds: float) -> dict[str, Any]:
     """Seconds of every way, predicted and measured, and whether the choice was right."""
     links = links_of(topology)
-    told = measured(topology, links, compress)
+    told = measured(topology, links, compress, seconds)
     fleet = fleet_of(topology.devices, links, told["curves"], told["rate"])
     ways = {w.name: w.seconds(BUFFER_BYTES) for w in ways_of(fleet, topology.devices, compress)}
     seconds = {name: median(s) for name, s in told["seconds"].items()}
+    spread = {name: (max(s) - min(s)) / median(s) for name, s in told["seconds"].items()}
     chosen = {
         "exact": choose_way(fleet, topology.devices, [BUFFER_BYTES]).way.name,
         "any": choose_way(fleet, topology.devices, [BUFFER_BYTES], compress=compress).way.name,
@@ -274,12 +290,15 @@ def compared(topology: Topology, compress: tuple[str, ...]) -> dict[str, Any]:
     for name, s in seconds.items():
         say(
             f"  {name:14} predicted {1e3 * ways[name]:8.1f} ms  measured {1e3 * s:8.1f} ms "
-            f"({ways[name] / s - 1:+.1%})  {seconds['ring'] / s:.2f} x the ring"
+            f"({ways[name] / s - 1:+.1%})  {seconds['ring'] / s:.2f} x the ring, "
+            f"{len(told['seconds'][name])} times, spread {spread[name]:.1%}"
         )
     return {
         "topology": topology.name,
         "predicted_s": ways,
         "measured_s": seconds,
+        "spread": spread,
+        "repeats": {name: len(s) for name, s in told["seconds"].items()},
         "curves": told["curves"],
         "memory_bytes_per_s": told["rate"],
         "chosen": chosen,
@@ -291,10 +310,11 @@ def compared(topology: Topology, compress: tuple[str, ...]) -> dict[str, Any]:
 def main() -> int:
     p = parser(__doc__)
     p.add_argument("--only", action="append", help="this topology; may be repeated")
+    p.add_argument("--seconds", type=float, default=100.0, help="for each topology, about")
     p.add_argument("--compress", default="bf16,int8", help="ways between hosts, with commas")
     options = p.parse_args()
     chosen = [t for t in TOPOLOGIES if not options.only or t.name in options.only]
-    found = [compared(t, tuple(options.compress.split(","))) for t in chosen]
+    found = [compared(t, tuple(options.compress.split(",")), options.seconds) for t in chosen]
     bars = []
     for row in found:
         name = row["topology"]

@@ -42,7 +42,7 @@ Compress = Annotated[
     str | None,
     typer.Option(
         help="What gradients may go as between hosts where that is predicted faster: bf16, fp16, int8, int4, "
-        "top1%; several with commas. Not exact: the plan says so."
+        "top1%, powersgd1, powersgd2, powersgd4; several with commas. Not exact: the plan says so."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="End standard output with one line: a JSON object.")]

@@ -17,6 +17,8 @@ from evener.errors import PlanMismatchError
 
 PIECE_BYTES = 2**21
 """A buffer travels in pieces of at most so many bytes: while one is between hosts, the next is inside."""
+TRACKS = 2
+"""So many sets of stages work on a buffer's pieces at once: a link has something to carry while one waits."""
 Span = tuple[int, int]
 
 

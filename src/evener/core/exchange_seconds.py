@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evener.core.exchange import PIECE_BYTES, Exchange, Lane
+from evener.core.exchange import PIECE_BYTES, TRACKS, Exchange, Lane
 from evener.core.figures import Curve
 from evener.core.fleet import Fleet, Link
 
@@ -22,20 +22,31 @@ class Packing:
     """What a compression makes of a float32: bytes on the wire, and bytes of memory touched on the way.
 
     `there` is to compress and keep the error, `back` to unpack; both from timings on a CPU, see docs/log.md.
+    With a `rank` the bytes are those of a nearly square matrix of that rank.
     """
 
-    ratio: float
+    ratio: float = 1.0
+    rank: int = 0
     there: float = 0.0
     back: float = 0.0
 
+    def on_wire(self, num_bytes: float) -> float:
+        """Bytes that stand for `num_bytes` of float32. Example: 1 MB by rank 4: 2 · 4 · 4 · √250,000."""
+        if not self.rank:
+            return self.ratio * num_bytes
+        return min(num_bytes, 2 * self.rank * VALUE_BYTES * (num_bytes / VALUE_BYTES) ** 0.5)
 
-PLAIN = Packing(ratio=1.0, there=8.0, back=12.0)
+
+PLAIN = Packing(there=8.0, back=12.0)
 PACKINGS = {
-    "bf16": Packing(ratio=0.5, there=20.0, back=24.0),
-    "fp16": Packing(ratio=0.5, there=40.0, back=30.0),
-    "int8": Packing(ratio=0.254, there=110.0, back=50.0),
-    "int4": Packing(ratio=0.1406, there=160.0, back=60.0),
-    "top1%": Packing(ratio=0.02, there=250.0, back=16.0),
+    "bf16": Packing(ratio=0.5, there=4.0, back=16.0),
+    "fp16": Packing(ratio=0.5, there=16.0, back=18.0),
+    "int8": Packing(ratio=0.254, there=55.0, back=20.0),
+    "int4": Packing(ratio=0.1406, there=85.0, back=42.0),
+    "top1%": Packing(ratio=0.02, there=115.0, back=16.0),
+    "powersgd1": Packing(rank=1, there=45.0, back=20.0),
+    "powersgd2": Packing(rank=2, there=50.0, back=24.0),
+    "powersgd4": Packing(rank=4, there=60.0, back=32.0),
 }
 """By name of `Lane.compression`: scales and places count in the ratio."""
 
@@ -45,12 +56,12 @@ def exchange_seconds(num_bytes: float, exchange: Exchange, fleet: Fleet) -> floa
 
         k     = ⌈num_bytes / 2 MiB⌉ pieces
         piece = collect + scatter + gather + spread
-        sum   = piece + (k - 1) · max(scatter, gather, link + packing, inside + packing)
+        sum   = piece + (k - 1) · max(link, cores, scatter / 2, gather / 2)
 
-    with link = both rounds' bytes over the busiest port, and inside = collect + spread: these share what they
-    run on. Packing counts beside the link: a stage does not send while it packs. A round between groups
-    lasts as long as its busiest port or its slowest flow, plus packing. Links that are not known cost
-    nothing. Example: 2 hosts of 2 at 12.5 MB/s, 20 MB: 1.6 s and a little.
+    with link = both rounds' bytes over the busiest port, and cores = collect + spread + packing, which share
+    what they run on. A round between groups lasts as long as its busiest port or its slowest flow, plus
+    packing; two tracks of stages work at once, so of two pieces one packs while the other travels. Links
+    that are not known cost nothing. Example: 2 hosts of 2 at 12.5 MB/s, 20 MB: 1.6 s and a little.
     """
     pieces = max(1, -(-int(num_bytes) // PIECE_BYTES))
     size = num_bytes / pieces
@@ -60,7 +71,7 @@ def exchange_seconds(num_bytes: float, exchange: Exchange, fleet: Fleet) -> floa
     both = [r.seconds + p for r, p in zip(rounds, packs, strict=True)]
     ports = {port for r in rounds for port in r.ports}
     link = max((sum(r.ports.get(port, 0.0) for r in rounds) for port in ports), default=0.0)
-    slowest = max(*both, link + sum(packs), inside + sum(packs))
+    slowest = max(link, inside + sum(packs), *(x / TRACKS for x in both))
     return inside + sum(both) + (pieces - 1) * slowest
 
 
@@ -106,12 +117,12 @@ class _Round:
 def _flows(size: float, lane: Lane, scatters: bool) -> Iterator[tuple[str, str, float]]:
     """(from, to, bytes) of a lane's round: slices go to who adds them up, sums come back from there."""
     whole = sum(lane.adds)
-    ratio = PACKINGS[lane.compression].ratio if lane.compression else 1.0
+    packing = PACKINGS[lane.compression] if lane.compression else PLAIN
     for i, source in enumerate(lane.devices):
         for j, target in enumerate(lane.devices):
             if i != j:
                 slice_ = lane.adds[j if scatters else i] / whole
-                yield source, target, ratio * lane.part * size * slice_
+                yield source, target, packing.on_wire(lane.part * size * slice_)
 
 
 def _port(fleet: Fleet, link: Link, device: str) -> tuple[str, str]:
@@ -123,7 +134,7 @@ def _port(fleet: Fleet, link: Link, device: str) -> tuple[str, str]:
 
 
 def _packing_s(size: float, exchange: Exchange, fleet: Fleet, scatters: bool) -> float:
-    """Seconds of the busiest host to write and read one round's messages: its devices share its memory."""
+    """Seconds of the busiest device to write and read one round's messages, each on cores of its own."""
     busy: dict[str, float] = defaultdict(float)
     for lane in exchange.lanes:
         packing = PACKINGS[lane.compression] if lane.compression else PLAIN
@@ -137,6 +148,6 @@ def _packing_s(size: float, exchange: Exchange, fleet: Fleet, scatters: bool) ->
                 if scatters
                 else own * packing.there + rest * packing.back
             )
-            host, rate = fleet.device(device).host, fleet.device(device).bytes_per_s
-            busy[host] += touched / (rate.value if rate else HOST_BYTES_PER_S)
+            rate = fleet.device(device).bytes_per_s
+            busy[device] += touched / (rate.value if rate else HOST_BYTES_PER_S)
     return max(busy.values(), default=0.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from evener.core.exchange import adds_spans, exchange_of
-from evener.core.exchange_seconds import exchange_seconds
+from evener.core.exchange_seconds import HOST_BYTES_PER_S, PACKINGS, exchange_seconds
 from evener.core.figures import line
 from evener.core.fleet import Device, Fleet, Link
 from evener.core.plan import Reduction
@@ -70,5 +70,6 @@ def test_seconds_of_the_example() -> None:
     assert exchange_seconds(20e6, found, fleet) == pytest.approx(1.6, rel=0.02)
     small = exchange_of((*reductions[:2], lane("a/0", "b/0", compression="int8")), names)
     assert small is not None
-    packing_s = 2 * 2.5e6 * (110 + 50) / 8e9  # two rounds, half of the values packed and half unpacked
-    assert exchange_seconds(20e6, small, fleet) == pytest.approx(1.6 * 0.254 + packing_s, rel=0.1)
+    # Packing goes on beside the link: only that of the first of ten pieces stands before it.
+    packed = 2 * 2.5e5 * (PACKINGS["int8"].there + PACKINGS["int8"].back) / HOST_BYTES_PER_S
+    assert exchange_seconds(20e6, small, fleet) == pytest.approx(1.6 * 0.254 + packed, rel=0.02)

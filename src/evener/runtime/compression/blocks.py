@@ -26,6 +26,9 @@ class Blocks:
         self._found = torch.empty(0)
         self._draws = torch.empty(0)  # used shifted by chance: drawing anew is a third of the time
 
+    def for_place(self) -> "Blocks":
+        return self
+
     def num_bytes(self, count: int) -> int:
         blocks = -(-count // self._block)
         return 4 * blocks + blocks * self._block * self._bits // 8

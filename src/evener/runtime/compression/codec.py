@@ -16,6 +16,7 @@ from evener.errors import UsageError
 from evener.runtime.compression.blocks import Blocks
 from evener.runtime.compression.half import Half
 from evener.runtime.compression.largest import Largest
+from evener.runtime.compression.lowrank import LowRank
 
 
 class Codec(Protocol):
@@ -26,6 +27,10 @@ class Codec(Protocol):
     """
 
     keeps: bool
+
+    def for_place(self) -> "Codec":
+        """The codec for values of one place through all steps: itself, unless it goes on from its last."""
+        ...
 
     def num_bytes(self, count: int) -> int:
         """Bytes of `count` values."""
@@ -44,7 +49,8 @@ class Codec(Protocol):
         ...
 
 
-NAMES = ("bf16", "fp16", "int8", "int4", "top1%")
+RANKS = {"powersgd1": 1, "powersgd2": 2, "powersgd4": 4}
+NAMES = ("bf16", "fp16", "int8", "int4", "top1%", *RANKS)
 
 
 def codec_of(name: str, seed: int) -> Codec:
@@ -58,15 +64,22 @@ def codec_of(name: str, seed: int) -> Codec:
         return Blocks(8 if name == "int8" else 4, seed)
     if name == "top1%":
         return Largest(0.01)
+    if name in RANKS:
+        return LowRank(RANKS[name], seed)
     raise UsageError(f"no compression is called {name!r}", remedy=f"one of {', '.join(NAMES)}")
 
 
 class Feedback:
-    """Encodes with what was lost before added, where the codec keeps it; one for each use of a wire."""
+    """Encodes with what was lost before added, where the codec keeps it; one for each use of a wire.
+
+    What was kept before the step is held until `settle`: a step that does not count must not have sent
+    anything.
+    """
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
-        self._lost: dict[tuple, Tensor] = {}
+        self._places: dict[tuple, _Place] = {}
+        self._sent: dict[tuple, None] = {}
 
     def encode(self, place: tuple, values: Tensor, out: Tensor) -> None:
         """As the codec; `place` says which values these are, the same in every step."""
@@ -74,8 +87,37 @@ class Feedback:
             self.codec.encode(values, out)
             return
         named = (*place, len(values))  # another buffer of the same name keeps its own
-        kept = self._lost.get(named)
-        if kept is None:
-            kept = self._lost[named] = torch.zeros(len(values))
-        kept.add_(values)
-        self.codec.encode(kept, out, kept)
+        at = self._places.get(named)
+        if at is None:
+            at = self._places[named] = _Place(self.codec.for_place(), len(values))
+        self._sent[named] = None
+        torch.add(at.kept, values, out=at.other)
+        at.codec.encode(at.other, out, at.other)
+        at.turn()
+
+    def kept_errors(self) -> list[Tensor]:
+        """What is to be added to the next values, place by place."""
+        return [at.kept for at in self._places.values()]
+
+    def settle(self, *, counts: bool, factor: float = 1.0) -> None:
+        """The step is over. Where it does not count, what was kept before it is kept again.
+
+        `factor` is the next step's loss scale over this one's: what is kept is of gradients times that.
+        """
+        for named in self._sent if not counts else ():
+            self._places[named].turn()
+        self._sent.clear()
+        if factor != 1.0:
+            for at in self._places.values():
+                at.kept.mul_(factor)
+
+
+class _Place:
+    """What is kept for some values: of the last step, and of the one before."""
+
+    def __init__(self, codec: Codec, count: int) -> None:
+        self.codec = codec
+        self.kept, self.other = torch.zeros(count), torch.zeros(count)
+
+    def turn(self) -> None:
+        self.kept, self.other = self.other, self.kept

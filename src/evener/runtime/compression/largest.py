@@ -14,6 +14,9 @@ class Largest:
     def __init__(self, part: float) -> None:
         self._part = part
 
+    def for_place(self) -> "Largest":
+        return self
+
     def num_bytes(self, count: int) -> int:
         return 8 * self._number(count)
 

@@ -77,6 +77,10 @@ class GroupedWire:
         self._collects = False
         return self
 
+    def kept_errors(self) -> list[Tensor]:
+        """What this device has not said yet of what it summed, where lanes compress and keep that."""
+        return [x for _, ends in self._tracks for end in ends.values() for x in end.kept_errors()]
+
     def settle(self, *, counts: bool, factor: float = 1.0) -> None:
         """Every sum of a step was waited for; see `Feedback.settle` for what becomes of kept errors."""
         for _, ends in self._tracks:

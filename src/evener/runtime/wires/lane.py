@@ -106,6 +106,15 @@ class LaneEnd:
         elif came is not values:
             values.copy_(came)
 
+    def kept_errors(self) -> list[Tensor]:
+        """What compression has not said yet of either round's values."""
+        return [kept for feedback in self._feedbacks.values() for kept in feedback.kept_errors()]
+
+    def settle(self, *, counts: bool, factor: float) -> None:
+        """See `Feedback.settle`."""
+        for feedback in self._feedbacks.values():
+            feedback.settle(counts=counts, factor=factor)
+
     def _lossy(self, by: Messages, *, exact: bool) -> Feedback | None:
         return None if exact else self._feedbacks.get(by)
 

@@ -4,8 +4,11 @@
 
 A receiver always offers room for the largest message: Gloo ends the process when a message is larger than
 the room for it, and takes smaller ones. So devices that disagree in size or dtype learn it from the header.
+It offers that one message ahead: Gloo sends only what is waited for, and the word of that would go behind
+all that is on its way over a slow link already.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +41,8 @@ class Messages:
 
     def __init__(self, group: dist.ProcessGroup, devices: Sequence[str], here: str, tag: int) -> None:
         self._group, self._devices, self.here, self._tag = group, tuple(devices), here, tag
-        self._rooms: dict[str, Tensor] = {}
+        self._coming: dict[str, deque[tuple[Any, Tensor]]] = {}
+        self._rooms: dict[str, Tensor] = {}  # by source, that of the message last expected
         self._outs: dict[tuple[str, int], Tensor] = {}
 
     def outgoing(self, to: str, num_bytes: int, slot: int = 0) -> Tensor:
@@ -60,11 +64,14 @@ class Messages:
         return Outgoing(work, message)
 
     def expect(self, source: str) -> Any:
-        """Room for the next message of `source`; waited for in `receive`."""
-        if source not in self._rooms:
-            self._rooms[source] = _room()
-        room = self._rooms[source]
-        return self._group.recv([room], self._devices.index(source), self._tag)
+        """The next message of `source`, waited for in `receive`. The one before must have been used."""
+        coming = self._coming.setdefault(source, deque())
+        spare = self._rooms.get(source)
+        while len(coming) < 2:
+            room, spare = (_room() if spare is None else spare), None
+            coming.append((self._group.recv([room], self._devices.index(source), self._tag), room))
+        work, self._rooms[source] = coming.popleft()
+        return work
 
     def receive(self, source: str, work: Any, num_bytes: int, values: Tensor, number: int) -> Tensor:
         """The payload of the message that `work` expects, which must stand for values like `values`."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
-from evener.core.exchange import Exchange, Lane
+from evener.core.exchange import TRACKS, Exchange, Lane
 from evener.runtime.compression.codec import Feedback, codec_of
 from evener.runtime.wires.grouped import GroupedWire
 from evener.runtime.wires.inside import Alone, CollectiveInside, Inside, MessagesInside
@@ -13,7 +13,6 @@ from evener.runtime.wires.messages import Messages
 
 NewGroup = Callable[[Sequence[str], str], dist.ProcessGroup]
 """(devices, backend) to their group; called by every device of the job, also by those not in it."""
-TRACKS = 2
 
 
 def open_grouped(exchange: Exchange, here: str, seed: int, new_group: NewGroup) -> GroupedWire:

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from evener.core.exchange import PIECE_BYTES, exchange_of
+from evener.core.exchange_seconds import PACKINGS
 from evener.core.plan import Reduction
 from evener.errors import EvenerError, PeerLostError, ReductionMismatchError
+from evener.runtime.compression.codec import NAMES as NAMES_OF_CODECS
 from tests.mailboxes import Post, wires
 
 NAMES = ("a/0", "a/1", "b/0", "b/1")
@@ -67,7 +69,7 @@ def test_kept_errors_come_later(compression: str) -> None:
     assert often < once / 5 or (compression == "top1%" and often < once / 1.5)
 
 
-@pytest.mark.parametrize("compression", [None, "bf16", "fp16", "int8", "int4", "top1%"])
+@pytest.mark.parametrize("compression", [None, *NAMES_OF_CODECS])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_arrives_as_such(compression: str | None, value: float) -> None:
     buffers = randoms(3000)
@@ -77,13 +79,43 @@ def test_what_is_not_finite_arrives_as_such(compression: str | None, value: floa
     assert not found[1234 - 300 : 1234 + 300].isfinite().all()
 
 
-@pytest.mark.parametrize("compression", ["bf16", "fp16", "int8", "int4", "top1%"])
+@pytest.mark.parametrize("compression", NAMES_OF_CODECS)
 @pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 1e-30, 1e30])
 def test_values_of_any_size_stay_finite(compression: str, size: float) -> None:
     buffers = {d: b * size for d, b in randoms(600).items()}
     found = summed(buffers, compression, steps=3)
     assert found.isfinite().all()
     assert found.abs().max() <= 1.2 * 4 * max(float(b.abs().max()) for b in buffers.values())
+
+
+def test_every_codec_has_a_price() -> None:
+    assert set(NAMES_OF_CODECS) == set(PACKINGS)
+
+
+@pytest.mark.parametrize("compression", ["int8", "int4", "top1%", "powersgd2"])
+@pytest.mark.parametrize("value", [1.0, float("nan"), float("inf")])
+def test_a_step_that_does_not_count_leaves_kept_errors_as_they_were(compression: str, value: float) -> None:
+    """After two steps of which the second is skipped, kept errors are those after the first alone."""
+
+    def kept_after(*steps: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        made = wires(exchange_of(lanes(compression), NAMES), Post())
+        for number, buffers in enumerate(steps):
+            own = {d: b.clone() for d, b in buffers.items()}
+            pending = [w.all_reduce(own[d], f"step {number}, bucket 0") for d, w in made.items()]
+            for p in pending:
+                p.wait()
+            for wire in made.values():
+                wire.settle(counts=number == 0, factor=1.0 if number == 0 else 0.5)
+                wire.close() if number == len(steps) - 1 else None
+        found = made["a/0"].kept_errors()
+        assert found and all(x.isfinite().all() for x in found)
+        return found
+
+    strange = randoms(900)
+    strange["b/0"][17] = value
+    once, twice = kept_after(randoms(900)), kept_after(randoms(900), strange)
+    assert any(x.any() for x in once)
+    assert all(torch.equal(0.5 * x, y) for x, y in zip(once, twice, strict=True))
 
 
 def fails(wire, buffer: torch.Tensor) -> EvenerError:
