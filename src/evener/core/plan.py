@@ -17,6 +17,8 @@ from evener.core.figures import Source, Value
 from evener.core.split import apportion
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+RESIDENCES = ("host-optimizer", "host")
+"""Where a stage's tensors live besides on its device; see `Stage`."""
 Held = Literal["optimizer", "gradients", "parameters"]
 """Of what each owner keeps only its part; each includes those before it."""
 HELD: tuple[Held, ...] = Held.__args__  # type: ignore[attr-defined]
@@ -37,7 +39,10 @@ class Stage(Value, frozen=True, kw_only=True):
     """Consecutive layers of a pipeline, by name, and the shares that run them.
 
     `precision` is that of its matrix products (None: the job's own); `recompute` keeps only what enters the
-    stage and runs its forward again before the backward.
+    stage and runs its forward again before the backward. `residence` says what lives in the memory of the
+    device's host: nothing (None), the "host-optimizer" (its state, and its step on the host's CPU; parameters
+    and gradients are on the device), or with "host" everything but activations: layers come to the device one
+    ahead of their use and go again. There recompute works layer by layer: what enters each layer is kept.
     """
 
     layers: tuple[str, ...]
@@ -55,6 +60,11 @@ class Stage(Value, frozen=True, kw_only=True):
             raise ValueError(
                 f"the stage from {self.layers[0]!r} has the precision {self.precision!r}, not one of "
                 f"{', '.join(PRECISIONS)}"
+            )
+        if self.residence not in (None, *RESIDENCES):
+            raise ValueError(
+                f"the stage from {self.layers[0]!r} has the residence {self.residence!r}, not one of "
+                f"{', '.join(RESIDENCES)}"
             )
 
 
