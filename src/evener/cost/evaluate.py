@@ -17,6 +17,7 @@ from evener.cost.communication import shares_send_s
 from evener.cost.exchange import sums_of
 from evener.cost.memory import stage_memory
 from evener.cost.model import CostModel
+from evener.cost.owned import play_owned
 from evener.cost.pipeline import StageTimes, held_at_both_ends, one_f_one_b
 from evener.cost.reduce import Holder, Sums, reduction_ends
 from evener.cost.several import play, run_several
@@ -54,8 +55,17 @@ def evaluate(model: CostModel, plan: Plan) -> PlanCost:
     """Price `plan`. Errors of the tables (unknown kind, missing layer, far outside) pass through.
 
     Each device updates its parameters, computes, and meets the others in the reduction: one round of the
-    steady state. A layer held by several shares is summed over them in buckets, see `reduction_ends`.
+    steady state. A layer held by several shares is summed over them in buckets, see `reduction_ends`. Where
+    owners keep state in parts, see `play_owned`.
     """
+    if plan.owners:
+        told = play_owned(model, plan)
+        return PlanCost(
+            step_s=told.step_s,
+            compute_end_s=told.compute_end_s,
+            seconds=told.seconds,
+            memory_bytes=told.memory_bytes,
+        )
     if run_several(plan.pipelines):
         costs = _together(model, plan)
     else:

@@ -130,7 +130,7 @@ def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer 
     `group_bytes` say, else even parts; all of them hold what crosses the ends of a stage.
     """
     layers = profile.layers
-    whole = max(_bytes_once(layers), 1.0)
+    whole = max(float(bytes_by_layer(layers).sum()), 1.0)
     parameters, saved, output = _held(profile, tensor_parallel)
     gradient = profile.gradient_bytes / whole if profile.gradient_bytes else 1.0
     counted = profile.update_bytes is not None
@@ -159,19 +159,19 @@ def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer 
     )
 
 
-def _bytes_once(layers: Sequence[Layer]) -> float:
-    """Bytes of all parameters, those of tied layers once: what `gradient_bytes` and `state_bytes` are for.
+def bytes_by_layer(layers: Sequence[Layer]) -> np.ndarray:
+    """Bytes of parameters by layer, those of tied layers once: what gradients and state are kept for.
 
     Of tied layers the largest counts, and what the others have beyond its bytes. Example: an embedding of 100
-    bytes tied to a head of 100 count 100.
+    bytes tied to a head of 120 are 100 and 20.
     """
     seen: dict[str, int] = {}
-    total = 0.0
+    own = []
     for x in layers:
         shared = max((seen[name] for name in x.tied if name in seen), default=0)
-        total += max(x.param_bytes - shared, 0)
+        own.append(float(max(x.param_bytes - shared, 0)))
         seen[x.name] = x.param_bytes
-    return total
+    return np.array(own)
 
 
 def _held(profile: Profile, degree: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,0 +1,195 @@
+"""Bytes and seconds where owners keep state in unequal parts, by hand."""
+
+import pytest
+from msgspec.structs import replace
+
+from evener.core.figures import Figure, line
+from evener.core.fleet import Device, Fleet, Link
+from evener.core.plan import Held, Ownership, Pipeline, Plan, Share, Stage
+from evener.core.profile import Layer, Profile, Timing
+from evener.cost.evaluate import evaluate
+from evener.cost.model import CostModel
+from evener.cost.owned import play_owned
+from evener.cost.owned_memory import owners_of
+from evener.errors import PlanMismatchError
+
+MB = 1_000_000
+NAMES = ("a/0", "a/1", "a/2")
+
+
+def seconds(value: float) -> Figure:
+    return Figure(value=value, source="measured")
+
+
+def profile_of(*param_bytes: int, forward_s: float = 1.0, update_s: float = 0.1, **more) -> Profile:
+    """Layers of 1 s forward and 2 s backward at any size measured, 0.1 s of update."""
+    layers = tuple(
+        Layer(
+            name=f"l{i}",
+            num_params=b // 4,
+            param_bytes=b,
+            output_bytes_per_sample=10,
+            saved_bytes_per_sample=1000,
+            flops_per_sample=1.0,
+            tied=more.get("tied", {}).get(i, ()),
+        )
+        for i, b in enumerate(param_bytes)
+    )
+    timings = tuple(
+        Timing(
+            layer=x.name,
+            kind="k",
+            micro_batch=b,
+            forward_s=seconds(forward_s),
+            backward_s=seconds(2 * forward_s),
+            update_s=seconds(update_s),
+        )
+        for x in layers
+        for b in (1, 4)
+    )
+    return Profile(model="m", layers=layers, timings=timings, state_bytes=2 * sum(param_bytes))
+
+
+def fleet_of(latency_s: float = 1e-9, rate: float = 10 * MB) -> Fleet:
+    devices = tuple(Device(name=n, kind="k") for n in NAMES)
+    return Fleet(devices=devices, links=(Link(a="a", b="a", curve=line(latency_s, rate)),))
+
+
+def plan_of(
+    profile: Profile, samples: tuple[int, ...], parts: tuple[int, ...], held: Held, size: int = 1
+) -> Plan:
+    names = tuple(x.name for x in profile.layers)
+    pipelines = tuple(
+        Pipeline(
+            samples=n,
+            micro_batch=size if n else 1,
+            stages=(Stage(layers=names, shares=(Share(devices=(d,), samples=size if n else 1),)),),
+        )
+        for d, n in zip(NAMES, samples, strict=False)
+    )
+    shares = dict(zip(NAMES, parts, strict=False))
+    owners = tuple(Ownership(layer=n, parts=shares, held=held) for n in names)
+    return Plan(global_batch=sum(samples), pipelines=pipelines, owners=owners)
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [
+        # parameters, gradients, optimiser state, passing: two buckets, gradients of layers 1 and 2, both
+        ("optimizer", (60, 60, 60, 16 * 2**20 / MB)),
+        ("gradients", (60, 30, 60, 50)),
+        ("parameters", (30, 30, 60, 100)),
+    ],
+)
+def test_bytes_of_half_of_the_state(held, told) -> None:
+    """Parts 5:3:2 of layers of 10, 20 and 30 MB with twice that of optimiser state; 4 samples of 3 kB."""
+    profile = profile_of(10 * MB, 20 * MB, 30 * MB)
+    plan = plan_of(profile, (4, 4, 4), (5, 3, 2), held, size=4)
+    model = CostModel(fleet=fleet_of(), profile=profile)
+    memory = owners_of(profile, model.bytes, plan).memory("a/0", 4)
+    assert (memory.parameters, memory.gradients, memory.optimizer, memory.passing) == pytest.approx(
+        [x * MB for x in told]
+    )
+    assert memory.activations == pytest.approx(4 * (3 * 1000 + 2 * 10))
+    assert memory.total == pytest.approx(sum(told) * MB + memory.activations)
+    assert play_owned(model, plan).memory_bytes["a/0"] == pytest.approx(memory.total)
+    smaller = owners_of(profile, model.bytes, plan).memory("a/2", 4)
+    assert smaller.optimizer == pytest.approx(0.2 * 120 * MB)
+
+
+def test_a_device_without_samples_holds_its_part_and_no_activations() -> None:
+    profile = profile_of(10 * MB, 20 * MB, 30 * MB)
+    plan = plan_of(profile, (4, 0, 4), (1, 8, 1), "parameters")
+    owners = owners_of(profile, CostModel(fleet=fleet_of(), profile=profile).bytes, plan)
+    memory = owners.memory("a/1", 0)
+    assert memory.activations == 0 and memory.optimizer == pytest.approx(0.8 * 120 * MB)
+
+
+def test_tied_parameters_are_kept_once_and_gathered_twice() -> None:
+    profile = profile_of(10 * MB, 20 * MB, 10 * MB, tied={0: ("l2",), 2: ("l0",)})
+    plan = plan_of(profile, (1, 1, 0), (1, 1, 0), "parameters")
+    owners = owners_of(profile, CostModel(fleet=fleet_of(), profile=profile).bytes, plan)
+    assert owners.once.tolist() == [10 * MB, 20 * MB, 0]
+    assert owners.gathers.tolist() == [10 * MB, 20 * MB, 10 * MB]
+    memory = owners.memory("a/0", 1)
+    assert memory.parameters == pytest.approx(15 * MB)
+    assert memory.passing == pytest.approx(30 * MB + 30 * MB + 10 * MB), "and the tied gradient, till the end"
+
+
+def test_seconds_of_owners_of_the_optimizer_s_state() -> None:
+    """Two equal owners, one layer of 10 MB: 3 s of compute, 5 MB there, half of 0.1 s, 5 MB back."""
+    profile = profile_of(10 * MB)
+    told = play_owned(
+        CostModel(fleet=fleet_of(), profile=profile), plan_of(profile, (1, 1), (1, 1), "optimizer")
+    )
+    # The layer fills two buckets: the first leaves while the backward runs, 0.25 s of 5 MB show.
+    assert told.step_s == pytest.approx(3 + 0.25 + 0.05 + 0.5)
+    assert told.gather_s == pytest.approx(0.5)
+    causes = told.seconds["a/0"]
+    assert causes["compute"] == pytest.approx(3) and causes["reduce"] == pytest.approx(0.25)
+    assert causes["transfer"] == pytest.approx(0.5) and causes["optimizer"] == pytest.approx(0.05)
+    assert sum(causes.values()) == pytest.approx(told.step_s)
+
+
+def test_gradients_leave_in_every_round() -> None:
+    """Two micro-batches: the first one's 0.5 s hide behind the second's forward, the second one's show."""
+    profile = profile_of(10 * MB)
+    model = CostModel(fleet=fleet_of(), profile=profile)
+    told = play_owned(model, plan_of(profile, (2, 2), (1, 1), "gradients"))
+    assert told.step_s == pytest.approx(6 + 0.5 + 0.05 + 0.5)
+    slow = CostModel(fleet=fleet_of(rate=MB), profile=profile)
+    # 5 s to owners: 3 + 5 + 5 (the second waits for the wire) + 0.05 + 5.
+    assert play_owned(slow, plan_of(profile, (2, 2), (1, 1), "gradients")).step_s == pytest.approx(18.05)
+
+
+def test_parameters_come_one_layer_ahead() -> None:
+    """Three layers of 10 MB, 0.5 s each: the first shows, the others come while the layer before computes.
+
+    forward 0.5 + 3, backward: the last two stay, the first came while the second ran back; its own gradients
+    show at the end.
+    """
+    profile = profile_of(10 * MB, 10 * MB, 10 * MB)
+    model = CostModel(fleet=fleet_of(), profile=profile)
+    told = play_owned(model, plan_of(profile, (1, 1), (1, 1), "parameters"))
+    assert told.step_s == pytest.approx(0.5 + 3 + 6 + 0.5 + 0.15)
+    assert told.gather_s == 0 and told.seconds["a/0"]["transfer"] == pytest.approx(0.5)
+    assert told.held_s["a/0"] == (pytest.approx((3.5, 6.0)),)
+
+
+def test_equal_rounds_are_as_long_as_the_one_before() -> None:
+    profile = profile_of(10 * MB, 10 * MB)
+    model = CostModel(fleet=fleet_of(rate=3 * MB), profile=profile)
+    steps = [play_owned(model, plan_of(profile, (n, n), (1, 1), "parameters")).step_s for n in (4, 5, 6, 7)]
+    assert steps[2] - steps[1] == pytest.approx(steps[1] - steps[0])
+    assert steps[3] - steps[2] == pytest.approx(steps[1] - steps[0])
+
+
+def test_who_has_no_samples_waits_and_is_waited_for_only_on_the_wire() -> None:
+    profile = profile_of(10 * MB, update_s=1.0)
+    model = CostModel(fleet=fleet_of(), profile=profile)
+    told = play_owned(model, plan_of(profile, (2, 0), (1, 9), "gradients"))
+    # 9 MB to the owner and back, 0.9 s of its update.
+    assert told.step_s == pytest.approx(6 + 0.9 + 0.9 + 0.9)
+    idle = told.seconds["a/1"]
+    assert idle["compute"] == 0 and sum(idle.values()) == pytest.approx(told.step_s)
+    assert idle["wait"] == pytest.approx(6) and told.held_s["a/1"] == ()
+
+
+def test_owners_that_cannot_be_are_refused() -> None:
+    profile = profile_of(10 * MB)
+    plan = plan_of(profile, (1, 1), (1, 1), "gradients")
+    other = replace(plan, owners=(Ownership(layer="l0", parts={"a/2": 1}),))
+    with pytest.raises(PlanMismatchError, match="a/2"):
+        play_owned(CostModel(fleet=fleet_of(), profile=profile), other)
+
+
+def test_the_judge_of_plans_hands_them_over() -> None:
+    profile = profile_of(10 * MB)
+    model = CostModel(fleet=fleet_of(), profile=profile)
+    plan = plan_of(profile, (2, 0), (1, 9), "parameters")
+    judged, told = evaluate(model, plan), play_owned(model, plan)
+    assert (judged.step_s, judged.seconds, judged.memory_bytes) == (
+        told.step_s,
+        told.seconds,
+        told.memory_bytes,
+    )
