@@ -94,10 +94,14 @@ class Link(Value, frozen=True, kw_only=True):
 
 
 class Fleet(Value, frozen=True, kw_only=True, dict=True):
-    """All devices and links of a job; device names are unique and every link has known ends."""
+    """All devices and links of a job; device names are unique and every link has known ends.
+
+    `hosts` are CPUs that take no samples: their memory holds tables, and their bandwidth moves rows.
+    """
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
+    hosts: tuple[Device, ...] = ()
     note: str = ""
     version: int = 1
 
@@ -108,7 +112,7 @@ class Fleet(Value, frozen=True, kw_only=True, dict=True):
         twice = sorted(n for n, times in Counter(names).items() if times > 1)
         if twice:
             raise ValueError(f"device names must be unique, twice: {', '.join(twice)}")
-        ends = set(names) | {d.host for d in self.devices}
+        ends = set(names) | {d.host for d in self.devices} | {d.name for d in self.hosts}
         for link in self.links:
             for end in (link.a, link.b):
                 if end not in ends:
@@ -136,6 +140,11 @@ class Fleet(Value, frozen=True, kw_only=True, dict=True):
         host = self.device(name).host
         return self._by_ends.get(frozenset((name, host))) or self._by_ends.get(frozenset((host,)))
 
+    def host_cpu(self, host: str) -> Device | None:
+        """The CPU of `host` where the fleet names just one, whether it takes samples or not."""
+        found = [d for d in (*self.devices, *self.hosts) if d.host == host and d.type == "cpu"]
+        return found[0] if len(found) == 1 else None
+
     def as_rehearsed(self) -> "Fleet":
         """The same fleet, its accelerators of the type that a rehearsal gives them."""
         devices = tuple(
@@ -156,7 +165,15 @@ class Fleet(Value, frozen=True, kw_only=True, dict=True):
         devices = tuple(self.device(n) for n in names)
         ends = set(names) | {d.host for d in devices}
         links = tuple(x for x in self.links if x.a in ends and x.b in ends)
-        return Fleet(devices=devices, links=links, note=self.note, version=self.version)
+        hosts = tuple(h for h in self.hosts if h.host in ends and h.name not in names)
+        return Fleet(devices=devices, links=links, hosts=hosts, note=self.note, version=self.version)
+
+    def with_hosts(self, others: tuple[Device, ...]) -> "Fleet":
+        """The same fleet, which knows of the CPUs among `others` whose hosts it has accelerators of."""
+        wanted = {d.host for d in self.devices if d.type != "cpu"}
+        known = {d.name for d in self.devices}
+        hosts = tuple(d for d in others if d.type == "cpu" and d.host in wanted and d.name not in known)
+        return replace(self, hosts=hosts)
 
 
 def unlike_kinds(fleet: Fleet) -> list[str]:

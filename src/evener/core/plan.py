@@ -142,11 +142,16 @@ class Ownership(Value, frozen=True, kw_only=True):
 
 
 class TablePlacement(Value, frozen=True, kw_only=True):
-    """Rows of one embedding table by device, and where they live."""
+    """Rows of one embedding table by device, and where: "cpu" (host memory), "device", "tiered", "dense".
+
+    `held_bytes` is what a device's rows take with their optimiser's state; `why` the sentence that decided.
+    """
 
     table: str
     rows: dict[str, int]
     residence: str | None = None
+    held_bytes: dict[str, int] = {}
+    why: str = ""
 
 
 class LeftOut(Value, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
-"""What a job asks of one embedding table: its size, and how much of it a step touches."""
+"""What a job asks of one embedding table, and what a device of the job could hold of it."""
 
-from evener.core.figures import Source, Value
+from evener.core.figures import Curve, Figure, Source, Value
 
 
 class TableUse(Value, frozen=True, kw_only=True):
@@ -39,3 +39,33 @@ class TableUse(Value, frozen=True, kw_only=True):
     def touched(self, samples: int) -> float:
         """Rows that a step of `samples` samples looks up, each counted once."""
         return min(float(self.num_rows), self.ids_per_sample * samples * self.distinct)
+
+
+class TableSite(Value, frozen=True, kw_only=True):
+    """A device of a job as a place for tables: bytes that they may take, and rates of memory, bytes/s.
+
+    The host's memory is what is left for this device's process. A CPU has no other, and no `device_rate`.
+    Bytes are None where nobody knows them. `bus` leads from the host to the device.
+    """
+
+    device: str
+    host_bytes: int | None = None
+    device_bytes: int | None = None
+    host_rate: Figure
+    device_rate: Figure | None = None
+    bus: Curve | None = None
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether the device has memory of its own."""
+        return self.device_rate is not None
+
+    @property
+    def own_rate(self) -> Figure:
+        """That of the memory in which the device computes."""
+        return self.device_rate or self.host_rate
+
+    @property
+    def own_bytes(self) -> int | None:
+        """What tables may take of that memory."""
+        return self.device_bytes if self.is_accelerator else self.host_bytes

@@ -26,13 +26,20 @@ class TablePrice:
 
 
 def looked_up(
-    use: TableUse, samples: int, *, memory_bytes_per_s: float, bus: Curve | None, hops: Sequence[Curve | None]
+    use: TableUse,
+    samples: int,
+    *,
+    memory_bytes_per_s: float,
+    bus: Curve | None,
+    hops: Sequence[Curve | None],
+    trips: int = 2,
 ) -> TablePrice:
-    """Rows in host memory, in parts over as many devices as there are `hops`; `bus` leads to the accelerator.
+    """Rows in parts over as many devices as there are `hops`; `bus` leads from the host to the accelerator.
 
         u        = rows touched (core/tables), r = bytes of a row, s = bytes of its state
         memory   = u · (2 r lookup + 3 r gradient + 2 r + 2 s update) / bandwidth
-        transfer = 2 · bus(u · r)                                        rows there, gradients back
+        transfer = trips · bus(u · r)   2: rows there, gradients back; 4 from a device's own memory, through
+                                        the host and back
         exchange = (n - 1) · max hop(u / n · (8 + 2 r + 4) / (n - 1))    ids, rows, gradients to other owners
 
     Example: 2,192 rows of 256 bytes, SGD, 10 GB/s, one device: 2,192 · 1,792 / 1e10 = 0.39 ms.
@@ -47,7 +54,7 @@ def looked_up(
         exchange_s = (n - 1) * slowest
     return TablePrice(
         memory_s=rows * (7 * row + 2 * state) / memory_bytes_per_s,
-        transfer_s=0.0 if bus is None else 2 * bus.seconds(rows * row),
+        transfer_s=0.0 if bus is None else trips * bus.seconds(rows * row),
         exchange_s=exchange_s,
         held_bytes=use.held_bytes,
     )

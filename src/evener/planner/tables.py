@@ -1,67 +1,151 @@
-"""Where an embedding table goes: on every device, in host memory in parts by budget, or nowhere, and why."""
+"""Where embedding tables go: dense on every device, or in parts by budget, and why."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from evener.core.collectives import ring
+from evener.core.figures import Curve, Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import TablePlacement
 from evener.core.split import apportion
-from evener.core.tables import TableUse
+from evener.core.tables import TableSite, TableUse
 from evener.cost.tables import TablePrice, dense, looked_up
 from evener.errors import NoPlanFitsError
 
-MEMORY_BYTES_PER_S = 10e9  # of a host nobody measured: one core's copies of rows at random
-BUDGET_PART = 0.5  # of a device's memory that its tables may take, beside model and data
+HOST_RATE = Figure(value=10e9, source="assumed", note="one core's copies of rows at random")
+DEVICE_RATE = Figure(value=200e9, source="assumed", note="a small accelerator's memory")
+BUDGET_PART = 0.75  # of free memory that tables may take, beside the model's parameters and data
+DENSE, CPU, DEVICE = "dense", "cpu", "device"
+_WORDS = {CPU: "looked up in host memory", DEVICE: "looked up in the devices' memory"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableChoice:
-    """The placement, what it costs a step, and the sentence why."""
+    """The placement (its `why` is the sentence), and what it costs a step."""
 
     placement: TablePlacement
     price: TablePrice
-    why: str
+
+    @property
+    def why(self) -> str:
+        """The sentence with the sum."""
+        return self.placement.why
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One place: the price, rows by device (None: no room), and the bytes that each device would give."""
+
+    residence: str
+    price: TablePrice
+    rows: dict[str, int] | None
+    room: Mapping[str, int]
+
+
+def table_sites(
+    fleet: Fleet, devices: Sequence[str], *, beside_bytes: int = 0, rate: Figure | None = None
+) -> tuple[TableSite, ...]:
+    """What each device of a job can give to tables.
+
+    Three quarters of its free memory less what the framework and `beside_bytes` (the rest of the model, with
+    gradients and optimiser) take there; a host's memory is shared by its processes in equal parts. `rate` is
+    that of rows at random in host memory, where no file tells a CPU's.
+    Example: 8 GB free, 1 GB of framework and 1 GB of model leave 4.5 GB.
+    """
+    found = [fleet.device(name) for name in devices]
+    sites = []
+    for d in found:
+        cpu = d if d.type == "cpu" else fleet.host_cpu(d.host)
+        accelerated = d.type != "cpu"
+        # CPUs of a fleet file have memory of their own, unless they are one: then they share it.
+        sharing = [
+            x
+            for x in found
+            if x.host == d.host
+            and (accelerated or x is d or (x.hardware_id and x.hardware_id == d.hardware_id))
+        ]
+        beside = beside_bytes if d.type == "cpu" else 0
+        host = _budget(cpu, beside * len(sharing)) if cpu else None
+        link = fleet.host_link(d.name) if accelerated else None
+        sites.append(
+            TableSite(
+                device=d.name,
+                host_bytes=None if host is None else host // len(sharing),
+                device_bytes=_budget(d, beside_bytes) if accelerated else None,
+                host_rate=(cpu.bytes_per_s if cpu and cpu.bytes_per_s else None) or rate or HOST_RATE,
+                device_rate=(d.bytes_per_s or DEVICE_RATE) if accelerated else None,
+                bus=link.curve if link else None,
+            )
+        )
+    return tuple(sites)
+
+
+def place_tables(
+    uses: Sequence[TableUse],
+    fleet: Fleet,
+    sites: Sequence[TableSite],
+    samples: int,
+    *,
+    only: Mapping[str, str] | None = None,
+) -> tuple[TableChoice, ...]:
+    """The cheapest place of each table for steps of `samples` samples, in the order of `uses`.
+
+    The largest chooses first and the others have what it leaves. `only` fixes the residence of tables by
+    name. Raises NoPlanFitsError, with the sum, for a table that fits nowhere.
+    """
+    hops = ring(fleet, [s.device for s in sites])
+    taken: dict[str, int] = {}
+    chosen: dict[str, TableChoice] = {}
+    for use in sorted(uses, key=lambda u: -u.held_bytes):
+        try:
+            choice = place_table(use, hops, sites, samples, only=(only or {}).get(use.name))
+        except NoPlanFitsError as e:
+            beside = "".join(f"; {n} took {b / 2**30:.3g} GiB before" for n, b in taken.items())
+            raise NoPlanFitsError(e.what, numbers=e.numbers + beside, remedy=e.remedy) from None
+        chosen[use.name] = choice
+        taken[use.name] = sum(choice.placement.held_bytes.values())
+        sites = [_without(site, choice.placement) for site in sites]
+    return tuple(chosen[use.name] for use in uses)
 
 
 def place_table(
     use: TableUse,
-    fleet: Fleet,
-    devices: tuple[str, ...],
+    hops: Sequence[Curve | None],
+    sites: Sequence[TableSite],
     samples: int,
-    budgets: Mapping[str, int] | None = None,
+    *,
+    only: str | None = None,
 ) -> TableChoice:
-    """The cheapest place of a table for steps of `samples` samples; `budgets` are bytes by device.
+    """The cheapest place of one table; `hops` are the ring's over the devices of `sites`.
 
-    Without budgets a device gives half of its free memory. Dense on all devices competes with rows looked up
-    in host memory, in parts by budget. NoPlanFitsError, with the sum, where the table fits neither way.
+    Dense on all devices competes with rows looked up in host memory, and in the devices' own, in parts by
+    budget. NoPlanFitsError, with the sum, where the table fits in none of them.
     Example: 2 million rows of 64 on one CPU of 10 GB/s: 0.4 ms looked up, 205 ms dense.
     """
-    found = [fleet.device(name) for name in devices]
-    room = {d.name: _budget(d) if budgets is None else budgets.get(d.name) for d in found}
-    hops = ring(fleet, devices)
-    rate = min(d.bytes_per_s.value if d.bytes_per_s else MEMORY_BYTES_PER_S for d in found)
-    rows = looked_up(use, samples, memory_bytes_per_s=rate, bus=None, hops=hops)
-    whole = dense(use, memory_bytes_per_s=rate, hops=hops)
-    known = {name: bytes_ for name, bytes_ in room.items() if bytes_ is not None}
-    parts = _parts(use, devices, known)
-    fits_whole = all(whole.held_bytes <= b for b in known.values())
-    if parts is None and not fits_whole:
-        raise too_large(use.name, use.held_bytes, "with its optimiser's state", known)
-    if fits_whole and (parts is None or whole.total_s < rows.total_s):
-        why = f"{_seconds(whole)} a step dense on every device, {_seconds(rows)} looked up in host memory"
-        placed = TablePlacement(table=use.name, rows=dict.fromkeys(devices, use.num_rows), residence="dense")
-        return TableChoice(placement=placed, price=whole, why=f"table {use.name}: {why}")
-    assert parts is not None
-    against = f"{_seconds(whole)} with dense gradients on every device"
-    if not fits_whole:
-        against += ", which does not fit"
-    return TableChoice(
-        placement=TablePlacement(table=use.name, rows=parts, residence="cpu"),
-        price=rows,
-        why=f"table {use.name}: {use.touched(samples):.0f} of {use.num_rows} rows a step, {_seconds(rows)} "
-        f"looked up in host memory; {against}",
+    ways = _ways(use, hops, sites, samples)
+    fitting = [w for w in ways if w.rows is not None and only in (None, w.residence)]
+    if not fitting:
+        largest = max(ways, key=lambda w: sum(w.room.values()) if w.residence != DENSE else -1)
+        raise too_large(use.name, use.held_bytes, "with its optimiser's state", largest.room)
+    best = min(fitting, key=lambda w: w.price.total_s)
+    rows = best.rows or {}
+    each = best.price.held_bytes / use.num_rows
+    words = [_words(w, best, only) for w in sorted(ways, key=lambda w: (w is not best, w.price.total_s))]
+    rate = sites[0].host_rate
+    why = (
+        f"table {use.name}: {use.touched(samples):.0f} of {use.num_rows} rows a step ({use.source}), "
+        f"{'; '.join(words)}; host memory at {rate.value / 1e9:.3g} GB/s ({rate.source})"
     )
+    placed = TablePlacement(
+        table=use.name,
+        rows=rows,
+        residence=best.residence,
+        held_bytes={d: round(n * each) for d, n in rows.items()},
+        why=why,
+    )
+    return TableChoice(placement=placed, price=best.price)
 
 
 def too_large(table: str, num_bytes: float, of_what: str, room: Mapping[str, float]) -> NoPlanFitsError:
@@ -75,20 +159,73 @@ def too_large(table: str, num_bytes: float, of_what: str, room: Mapping[str, flo
     )
 
 
-def _parts(use: TableUse, devices: tuple[str, ...], room: Mapping[str, int]) -> dict[str, int] | None:
-    """Rows by device in proportion to budgets, equal where none is known; None where they do not fit."""
+def no_device_holds(use: TableUse, fleet: Fleet, *, beside_bytes: int = 0) -> bool:
+    """Whether the table, dense with gradients and state, is beyond every device whose memory is known.
+
+    Then it is placed without being asked for: there is no other way to train it. With one device whose memory
+    nobody knows it is left where it is.
+    """
+    needed = use.held_bytes + use.num_rows * use.row_bytes + beside_bytes
+    rooms = [d.free_memory_bytes or d.memory_bytes for d in fleet.devices]
+    return all(room is not None and room.value < needed for room in rooms)
+
+
+def _ways(
+    use: TableUse, hops: Sequence[Curve | None], sites: Sequence[TableSite], samples: int
+) -> list[_Way]:
+    devices = [s.device for s in sites]
+    accelerated = [s for s in sites if s.is_accelerator]
+    host_rate = min(s.host_rate.value for s in sites)
+    own_rate = min(s.own_rate.value for s in sites)
+    touched_bytes = use.touched(samples) * use.row_bytes
+    bus = max((s.bus for s in accelerated if s.bus), key=lambda b: b.seconds(touched_bytes), default=None)
+    host = {s.device: s.host_bytes for s in sites if s.host_bytes is not None}
+    price = looked_up(use, samples, memory_bytes_per_s=host_rate, bus=bus, hops=hops)
+    ways = [_Way(CPU, price, _parts(use, devices, host), host)]
+    if accelerated:
+        own = {s.device: s.device_bytes for s in accelerated if s.device_bytes is not None}
+        rate = min(s.own_rate.value for s in accelerated)
+        price = looked_up(use, samples, memory_bytes_per_s=rate, bus=bus, hops=hops, trips=4)
+        ways.append(_Way(DEVICE, price, _parts(use, [s.device for s in accelerated], own), own))
+    room = {s.device: s.own_bytes for s in sites if s.own_bytes is not None}
+    price = dense(use, memory_bytes_per_s=own_rate, hops=hops)
+    fits = all(price.held_bytes <= b for b in room.values())
+    ways.append(_Way(DENSE, price, dict.fromkeys(devices, use.num_rows) if fits else None, room))
+    return ways
+
+
+def _words(way: _Way, best: _Way, only: str | None) -> str:
+    price = way.price
+    parts = (("memory", price.memory_s), ("bus", price.transfer_s), ("other devices", price.exchange_s))
+    told = " + ".join(f"{name} {s * 1e3:.3g}" for name, s in parts if s)
+    where = _WORDS.get(way.residence, "with dense gradients on every device")
+    note = ", as asked" if way is best and only else ", which does not fit" if way.rows is None else ""
+    return f"{price.total_s * 1e3:.3g} ms {where} ({told}; {price.held_bytes / 2**20:.4g} MiB{note})"
+
+
+def _parts(use: TableUse, devices: Sequence[str], room: Mapping[str, int]) -> dict[str, int] | None:
+    """Rows by device in proportion to budgets, equal where one is not known; None where they do not fit."""
     weights = [float(room[d]) if len(room) == len(devices) else 1.0 for d in devices]
     if not sum(weights):
         return None
     rows = dict(zip(devices, apportion(use.num_rows, weights), strict=True))
     row_bytes = use.held_bytes / use.num_rows
-    return rows if all(rows[d] * row_bytes <= room[d] + row_bytes for d in room) else None
+    return rows if all(rows[d] * row_bytes <= room[d] + row_bytes for d in rows if d in room) else None
 
 
-def _budget(device: Device) -> int | None:
+def _budget(device: Device, beside_bytes: int) -> int | None:
     memory = device.free_memory_bytes or device.memory_bytes
-    return None if memory is None else int(memory.value * BUDGET_PART)
+    if memory is None:
+        return None
+    framework = device.framework_bytes.value if device.framework_bytes else 0.0
+    return max(0, int((memory.value - framework - beside_bytes) * BUDGET_PART))
 
 
-def _seconds(price: TablePrice) -> str:
-    return f"{price.total_s * 1e3:.3g} ms"
+def _without(site: TableSite, placed: TablePlacement) -> TableSite:
+    """What a placed table leaves of a site."""
+    num_bytes = placed.held_bytes.get(site.device, 0)
+    if placed.residence == CPU or not site.is_accelerator:
+        left = None if site.host_bytes is None else max(0, site.host_bytes - num_bytes)
+        return replace(site, host_bytes=left)
+    left = None if site.device_bytes is None else max(0, site.device_bytes - num_bytes)
+    return replace(site, device_bytes=left)
