@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from evener.core.buckets import BUCKET_BYTES
 from evener.core.figures import Curve
 from evener.core.fleet import Fleet, Link
 from evener.core.plan import HELD, Ownership, Plan
@@ -29,6 +30,30 @@ def owned_spans(owner: Ownership, devices: Sequence[str], count: int) -> dict[st
     """
     spans = spans_of(apportion(count, [owner.parts.get(d, 0) for d in devices]))
     return dict(zip(devices, spans, strict=True))
+
+
+def units_of(
+    owners: Sequence[Ownership], sizes: Mapping[str, float], limit: float = BUCKET_BYTES
+) -> tuple[tuple[str, ...], ...]:
+    """The layers that travel together, to their owners and back; `sizes` are bytes by layer in chain order.
+
+    Layers in a row with the same owners are one unit until it would pass `limit` bytes; a larger layer is one
+    of its own. Layers without owners are in none. Example: 3, 4, 4 and 20 MB: (0, 1), (2,) and (3,).
+    """
+    named = {o.layer: o for o in owners}
+    units: list[list[str]] = []
+    room, last = -1.0, None
+    for name, size in sizes.items():
+        owner = named.get(name)
+        key = (owner.held, owned_parts(owner)) if owner else None
+        if key is not None:
+            if size > room or key != last:
+                units.append([])
+                room = limit
+            units[-1].append(name)
+            room -= size
+        last = key
+    return tuple(tuple(unit) for unit in units)
 
 
 def owned_parts(owner: Ownership) -> dict[str, float]:

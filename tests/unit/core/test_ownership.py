@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from evener.core.collectives import all_reduce_seconds, ring
 from evener.core.figures import line
 from evener.core.fleet import Device, Fleet, Link
-from evener.core.ownership import check_owners, handover, held_by, owned_parts, owned_spans
+from evener.core.ownership import check_owners, handover, held_by, owned_parts, owned_spans, units_of
 from evener.core.plan import Ownership, Pipeline, Plan, Reduction, Share, Stage
 from evener.errors import PlanMismatchError
 
@@ -39,6 +39,18 @@ def test_five_three_two_of_ten() -> None:
     assert owned_spans(OWNER, NAMES, 10) == {"a/0": (0, 5), "a/1": (5, 8), "a/2": (8, 10)}
     assert owned_spans(OWNER, ("a/0", "b/0", "a/1", "a/2"), 10)["b/0"] == (5, 5), "no part, no values"
     assert owned_parts(OWNER) == {"a/0": 0.5, "a/1": 0.3, "a/2": 0.2}
+
+
+def test_layers_in_a_row_with_the_same_owners_travel_together() -> None:
+    sizes = {"p": 3.0, "q": 4.0, "r": 4.0, "s": 20.0, "t": 1.0}
+    owners = [Ownership(layer=n, parts={"a/0": 5, "a/1": 3}) for n in sizes]
+    assert units_of(owners, sizes, 8) == (("p", "q"), ("r",), ("s",), ("t",))
+    assert units_of([owners[0], owners[2]], sizes, 8) == (("p",), ("r",)), "q is whole everywhere"
+    alike = [replace(o, parts={"a/0": 10, "a/1": 6}) if i else o for i, o in enumerate(owners)]
+    assert units_of(alike, sizes, 8)[0] == ("p", "q"), "5:3 and 10:6 are the same parts"
+    other = [owners[0], replace(owners[1], held="gradients"), *owners[2:]]
+    assert units_of(other, sizes, 8)[:2] == (("p",), ("q",))
+    assert units_of((), sizes) == ()
 
 
 def test_the_largest_owner_takes_its_part_from_all_others() -> None:
