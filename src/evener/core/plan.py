@@ -113,7 +113,9 @@ class Reduction(Value, frozen=True, kw_only=True):
     """Devices that sum gradients together, in order: inside groups first, then between them.
 
     With a `part` they are a lane between groups, one member of each, which carries that part of all values;
-    `adds` is the part of these that each of them adds up (equal where empty). See `core/exchange.py`.
+    `adds` is the part of these that each of them adds up (equal where empty). `among` are all devices whose
+    sum this is a part of, where those are not all of the plan: the holders of some of its layers. See
+    `core/exchange.py`.
     """
 
     devices: tuple[str, ...]
@@ -122,6 +124,7 @@ class Reduction(Value, frozen=True, kw_only=True):
     reason: str = ""
     part: float | None = None
     adds: dict[str, float] = {}
+    among: tuple[str, ...] = ()
 
 
 class Ownership(Value, frozen=True, kw_only=True):
