@@ -11,7 +11,7 @@ group. One group of all devices is a single sum without lanes.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from evener.core.plan import Reduction
+from evener.core.plan import Plan, Reduction
 from evener.core.split import apportion, spans_of
 from evener.errors import PlanMismatchError
 
@@ -79,6 +79,15 @@ class Exchange:
 def adds_spans(lane: Lane, count: int) -> tuple[Span, ...]:
     """Which of a lane's `count` values each of its members adds up."""
     return spans_of(apportion(count, lane.adds))
+
+
+def reductions_of(plan: Plan, devices: Sequence[str]) -> tuple[Reduction, ...]:
+    """What `plan` says of the sum over just these devices, in any order: the holders of some layers.
+
+    Example: of a reduction that is among a/0 and b/0, what is asked for b/0 and a/0.
+    """
+    wanted, everyone = frozenset(devices), frozenset(plan.devices)
+    return tuple(r for r in plan.reductions if (frozenset(r.among) or everyone) == wanted)
 
 
 def exchange_of(reductions: Sequence[Reduction], devices: Sequence[str]) -> Exchange | None:

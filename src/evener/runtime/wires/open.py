@@ -20,6 +20,7 @@ def open_grouped(exchange: Exchange, here: str, seed: int, new_group: NewGroup) 
 
     A group whose transport is not Gloo goes by that backend's collectives, which are in order by themselves:
     there is one track then. `seed` is of what compression rounds by; every device adds its own place.
+    On a device that is not in the exchange the wire sums nothing: it only made the groups with the others.
     PlanMismatchError and UsageError as the exchange has them.
     """
     by_messages = all(t in ("", "gloo") for t in exchange.transports)
@@ -41,7 +42,7 @@ def open_grouped(exchange: Exchange, here: str, seed: int, new_group: NewGroup) 
         else:
             insides = [CollectiveInside(group, back_group, members, owners)]
     ends: list[dict[int, LaneEnd]] = [{} for _ in insides]
-    place = exchange.devices.index(here)
+    place = exchange.devices.index(here) if here in exchange.devices else 0
     for number, lane in enumerate(exchange.lanes):
         if lane.part == 0:
             continue  # on every device alike
@@ -50,6 +51,8 @@ def open_grouped(exchange: Exchange, here: str, seed: int, new_group: NewGroup) 
             for track, found in enumerate(ends):
                 chance = _feedbacks(lane, 2 * (TRACKS * (seed * 1009 + place) + track))
                 found[number] = LaneEnd(lane, *_both(group, lane.devices, here, track), chance)
+    if here not in exchange.devices:
+        return GroupedWire(exchange, ())
     return GroupedWire(exchange, list(zip(insides, ends, strict=True)))
 
 
