@@ -1,11 +1,12 @@
-"""Seconds of a step where owners keep state in unequal parts: devices in lockstep with what is on the wire.
+"""Seconds of a step where owners keep state in unequal parts: each device with what it pulls and sends.
 
-optimizer    F F B B │ gradients behind the last backward │ owners step │ parameters to all
-gradients    F B→ F B→                                    │ owners step │ parameters to all
-parameters   ⇢F ⇢B→ ⇢F ⇢B→                                │ owners step │
+optimizer    ⇢F F B B │ gradients behind the last backward │ owners step
+gradients    ⇢F B→ F B→                                    │ owners step
+parameters   ⇢F ⇢B→ ⇢F ⇢B→                                 │ owners step
 
-⇢  a layer's parameters come from their owners while the layer before computes     one thing at a time
-→  a layer's gradients go to their owners while the next layers compute            on the wire
+⇢  a unit's parameters come from their owners while the unit before computes; what every device keeps whole
+   comes once, during the first forward
+→  a unit's gradients go to their owners while the next units compute
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,6 @@ from functools import cached_property
 
 import numpy as np
 
-from evener.core.buckets import fill_buckets
 from evener.core.ownership import Handover, check_owners, handover
 from evener.core.plan import Plan
 from evener.cost.model import CostModel
@@ -29,26 +29,26 @@ Work = tuple[np.ndarray, np.ndarray]
 class OwnedCost:
     """A step with owners: seconds by device and cause (they add up to `step_s`), bytes by device.
 
-    `gather_s` is what parameters take to all devices after the step, `held_s` by device and micro-batch what
-    its forward and its backward take with all they wait for.
+    By device and micro-batch, `gather_s` is what its forward and its backward wait for parameters.
+    `summed_s` is when the last gradients are with their owners.
     """
 
     step_s: float
     compute_end_s: float
+    summed_s: float
     seconds: dict[str, dict[str, float]]
     memory_bytes: dict[str, float]
-    gather_s: float
-    held_s: dict[str, tuple[tuple[float, float], ...]]
+    gather_s: dict[str, tuple[tuple[float, float], ...]]
 
 
 def play_owned(model: CostModel, plan: Plan) -> OwnedCost:
     """Price a plan with owners.
 
-        step = overhead, compute and sums + the slowest owner's step + gather of what is kept whole
+        step = overhead, compute and what shows of gathers and sums + the slowest owner's step
 
-    Raises PlanMismatchError for owners that cannot be carried out. Example: 2 owners in equal parts, 1 s of
-    compute each, 10 MB of gradients behind it and of parameters after it over 10 MB/s, an update of 0.2 s
-    for all of the model: 1 + 0.5 + 0.1 + 0.5 = 2.1 s.
+    Raises PlanMismatchError for owners that cannot be carried out. Example: 2 owners in equal parts, one unit
+    of 10 MB over 10 MB/s and 3 s of compute: 0.5 s until parameters are there, 3 s, 0.5 s of gradients behind
+    it, half of an update of 0.1 s: 4.05 s.
     """
     check_owners(plan, [x.name for x in model.profile.layers])
     return _Step(model, plan).cost()
@@ -62,225 +62,219 @@ class _Step:
         self.devices = plan.devices
         self.owners: Owners = owners_of(model.profile, model.bytes, plan)
         self.sizes = [p.micro_batch_sizes for p in plan.pipelines]
-        self.rounds = max(len(s) for s in self.sizes)
+        self._works: dict[tuple[str, int], Work] = {}
 
     def work(self, device: int, size: int) -> Work:
         """Seconds by layer of a micro-batch of `size` samples."""
-        kind = self.model.fleet.device(self.devices[device]).kind
-        if not size:
-            return (np.zeros(self.model.bytes.num_layers),) * 2
-        forward, backward = self.model.layers(kind).seconds(size)
-        step = self.model.step(kind)
-        if step and step.input_s.any():
-            forward = forward.copy()
-            forward[0] += self.input_s(device, size)
-        return forward, backward
+        kind = self._kind(device)
+        if (kind, size) not in self._works:
+            nothing = np.zeros(self.model.bytes.num_layers)
+            forward, backward = self.model.layers(kind).seconds(size) if size else (nothing, nothing)
+            reading = self.input_s(device, size)
+            if reading:
+                forward = np.concatenate([[forward[0] + reading], forward[1:]])
+            self._works[kind, size] = forward, backward
+        return self._works[kind, size]
+
+    def _kind(self, device: int) -> str:
+        return self.model.fleet.device(self.devices[device]).kind
 
     def input_s(self, device: int, size: int) -> float:
         """What a micro-batch waits for its data."""
-        step = self.model.step(self.model.fleet.device(self.devices[device]).kind)
+        step = self.model.step(self._kind(device))
         return float(step.input_s[min(size, step.largest)]) if step else 0.0
 
     def overhead_s(self, device: int) -> float:
         """What a step costs whatever is in it."""
-        step = self.model.step(self.model.fleet.device(self.devices[device]).kind)
+        step = self.model.step(self._kind(device))
         return (step.overhead_s if step else 0.0) + self.model.trainer.step_s
 
     def update_s(self, device: int) -> float:
         """The owner's step: its part of what the optimiser takes for the whole model."""
-        name = self.devices[device]
-        kind = self.model.fleet.device(name).kind
-        step = self.model.step(kind)
-        whole = step.update_s if step else float(self.model.layers(kind).update_s.sum())
-        held = np.where(self.owners.level >= 1, self.owners.parts[name], 1.0) * self.owners.once
-        return whole * float(held.sum()) / max(float(self.owners.once.sum()), 1.0)
+        step = self.model.step(self._kind(device))
+        whole = step.update_s if step else float(self.model.layers(self._kind(device)).update_s.sum())
+        owners = self.owners
+        held = np.where(owners.level >= 1, owners.parts[self.devices[device]], 1.0) * owners.once
+        return whole * float(held.sum()) / max(float(owners.once.sum()), 1.0)
 
     @cached_property
-    def _handovers(self) -> tuple[dict[tuple[float, ...], Handover], dict[tuple[float, ...], Handover]]:
-        """(to owners, from owners) by the parts of a layer in the order of devices."""
-        both: tuple[dict, dict] = ({}, {})
-        for layer in range(len(self.owners.once)):
-            key = self._parts_of(layer)
-            if key not in both[0] and any(key):
-                parts = dict(zip(self.devices, key, strict=True))
-                for adds, found in zip((True, False), both, strict=True):
-                    found[key] = handover(parts, self.model.fleet, adds=adds)
-        return both
+    def _handovers(self) -> dict[tuple[tuple[float, ...], bool], Handover]:
+        return {}
 
-    def _parts_of(self, layer: int) -> tuple[float, ...]:
-        return tuple(float(self.owners.parts[d][layer]) for d in self.devices)
-
-    def _to_owners(self, layer: int, num_bytes: float) -> float:
-        if self.owners.level[layer] < 1:
+    def _handover_s(self, unit: int, num_bytes: float, *, adds: bool) -> float:
+        """Seconds of a buffer to a unit's owners (`adds`) or from them."""
+        if not num_bytes:
+            return 0.0
+        if self.owners.level[unit] < 1:
             return self.model.network.all_reduce_s(self.devices, num_bytes)
-        return self._handovers[0][self._parts_of(layer)].seconds(num_bytes)
+        key = tuple(float(self.owners.parts[d][unit]) for d in self.devices), adds
+        if key not in self._handovers:
+            parts = dict(zip(self.devices, key[0], strict=True))
+            self._handovers[key] = handover(parts, self.model.fleet, adds=adds)
+        return self._handovers[key].seconds(num_bytes)
 
-    def _from_owners(self, layer: int, num_bytes: float) -> float:
-        return self._handovers[1][self._parts_of(layer)].seconds(num_bytes) if num_bytes else 0.0
+    def _played(self) -> "_Played":
+        owners = self.owners
+        kept = np.where((owners.level >= 1) & (owners.level < 3), owners.once, 0.0)
+        return _Play(
+            rounds=[
+                [self._by_unit(self.work(d, s[r] if r < len(s) else 0)) for d, s in enumerate(self.sizes)]
+                for r in range(max(len(s) for s in self.sizes))
+            ],
+            rounds_of=np.array([len(s) for s in self.sizes]),
+            begin_s=np.array([self.overhead_s(d) for d in range(len(self.devices))]),
+            arrive_s=np.cumsum(self._unit_seconds(kept, adds=False)) * (kept > 0),
+            gather_s=np.array(
+                [self._handover_s(u, float(b), adds=False) for u, b in enumerate(owners.gathers)]
+            ),
+            scatter_s=np.array(
+                [
+                    self._handover_s(u, float(b), adds=True) if owners.level[u] >= 2 else 0.0
+                    for u, b in enumerate(owners.gradients)
+                ]
+            ),
+        ).run()
 
-    def gather_s(self) -> float:
-        """Parameters that every device keeps whole, from who stepped them, in buckets: nothing hides it."""
-        wanted = np.where((self.owners.level >= 1) & (self.owners.level < 3), self.owners.once, 0.0)
-        total = 0.0
-        for bucket in fill_buckets([int(b) for b in wanted], self.model.trainer.bucket_bytes):
-            total += self._from_owners(bucket[-1], float(wanted[bucket].sum()))
-        return total
+    def _unit_seconds(self, num_bytes: np.ndarray, *, adds: bool) -> np.ndarray:
+        return np.array([self._handover_s(u, float(b), adds=adds) for u, b in enumerate(num_bytes)])
+
+    def _by_unit(self, work: Work) -> Work:
+        return np.add.reduceat(work[0], self.owners.starts), np.add.reduceat(work[1], self.owners.starts)
 
     def cost(self) -> OwnedCost:
         """Everything."""
-        played = _Lockstep(
-            rounds=[
-                [self.work(d, s[r] if r < len(s) else 0) for d, s in enumerate(self.sizes)]
-                for r in range(self.rounds)
-            ],
-            overhead_s=np.array([self.overhead_s(d) for d in range(len(self.devices))]),
-            gather_s=np.array([self._from_owners(i, b) for i, b in enumerate(self.owners.gathers)]),
-            scatter_s=np.array(
-                [self._to_owners(i, b) if b else 0.0 for i, b in enumerate(self.owners.gradients)]
-            ),
-            often=self.owners.level >= 2,
-        ).run()
-        summed = self._summed(played) if (self.owners.level < 2).all() else played.wire_s
-        updates = [self.update_s(d) for d in range(len(self.devices))]
-        gather = self.gather_s()
+        played = self._played()
         compute_end = float(played.ends_s.max())
-        done = max(summed, compute_end)
-        step = done + max(updates) + gather
-        seconds = {}
+        summed = max(compute_end, self._summed_s(played), float(played.wire_s.max()))
+        updates = [self.update_s(d) for d in range(len(self.devices))]
+        step = summed + max(updates)
+        seconds, gathers = {}, {}
         for d, name in enumerate(self.devices):
+            alone = [tuple(float(x.sum()) for x in self.work(d, size)) for size in self.sizes[d]]
+            waits = [
+                (max(f - own_f, 0.0), max(b - own_b, 0.0))
+                for (own_f, own_b), (f, b) in zip(alone, (row[d] for row in played.both_s), strict=False)
+            ]
             reading = sum(self.input_s(d, size) for size in self.sizes[d])
-            worked = sum(float(x.sum()) for size in self.sizes[d] for x in self.work(d, size)) - reading
-            stalled = sum(played.held_s[r][d] for r in range(len(self.sizes[d]))) - worked - reading
             told = {
-                "compute": worked,
+                "compute": sum(f + b for f, b in alone) - reading,
                 "input": reading,
                 "optimizer": updates[d],
                 "overhead": self.overhead_s(d),
-                "transfer": max(stalled, 0.0) + gather,
-                "reduce": done - compute_end,
+                "transfer": sum(f + b for f, b in waits),
+                "reduce": summed - compute_end,
             }
             seconds[name] = {**told, "wait": max(step - sum(told.values()), 0.0)}
+            gathers[name] = tuple(waits)
         return OwnedCost(
             step_s=step,
             compute_end_s=compute_end,
+            summed_s=summed,
             seconds=seconds,
             memory_bytes={
                 name: self.owners.memory(name, max(sizes, default=0)).total
                 for name, sizes in zip(self.devices, self.sizes, strict=True)
             },
-            gather_s=gather,
-            held_s={
-                name: tuple(played.both_s[r][d] for r in range(len(self.sizes[d])))
-                for d, name in enumerate(self.devices)
-            },
+            gather_s=gathers,
         )
 
-    def _summed(self, played: "_Played") -> float:
-        """When the last gradients are with their owners, leaving in buckets during last backwards."""
-        whole = (0, self.model.bytes.num_layers)
+    def _summed_s(self, played: "_Played") -> float:
+        """When gradients that all devices keep whole are summed: in buckets, during last backwards."""
+        if (self.owners.level >= 2).all():
+            return 0.0
         holders = [
             Holder(
                 device=name,
-                span=whole,
+                span=(0, self.model.bytes.num_layers),
                 end_s=float(played.ends_s[d]),
                 backward_s=self.work(d, self.sizes[d][-1] if self.sizes[d] else 0)[1],
             )
             for d, name in enumerate(self.devices)
         ]
-        owned = int(self.owners.level.argmax())
+        unit = int(np.where(self.owners.level < 2, self.owners.once, -1.0).argmax())
 
         def sum_s(names: tuple[str, ...], num_bytes: float, lanes: int) -> float:
-            return self._to_owners(owned, num_bytes)
+            return self._handover_s(unit, num_bytes, adds=True)
 
         return reduction_ends(self.model.network, self.model.bytes, holders, sum_s)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Played:
-    """By device: when its last backward ends; by round and device: seconds of its micro-batch, waits and all.
-
-    `wire_s` is when the last gradients are with their owners.
-    """
+    """By device: when its last backward ends, when all is sent; (forward, backward) by round and device."""
 
     ends_s: np.ndarray
-    wire_s: float
+    wire_s: np.ndarray
     both_s: list[list[tuple[float, float]]]
 
-    @property
-    def held_s(self) -> list[list[float]]:
-        """Forward and backward together."""
-        return [[f + b for f, b in row] for row in self.both_s]
 
+class _Play:
+    """Rounds of micro-batches; each device pulls and sends one thing after another, and waits for nobody.
 
-class _Lockstep:
-    """Rounds of micro-batches; gathers and scatters one after another on the wire, all devices in each.
-
-    A layer is gathered when the one before the last has been used everywhere, so that two are whole at once;
-    the last two of a forward stay for the backward. A layer's backward waits until the gradients of the last
-    but one have left. Devices that have no micro-batch in a round take part in what is sent.
+    A unit is pulled when the one before the last has been used, so that two are whole at once; the last two
+    of a forward stay for the backward. A unit's backward waits until the gradients of the last but one have
+    left.
     """
 
     def __init__(
         self,
         *,
         rounds: Sequence[Sequence[Work]],
-        overhead_s: np.ndarray,
+        rounds_of: np.ndarray,
+        begin_s: np.ndarray,
+        arrive_s: np.ndarray,
         gather_s: np.ndarray,
         scatter_s: np.ndarray,
-        often: np.ndarray,
     ) -> None:
-        self._rounds = rounds
-        self._now = overhead_s.copy()
-        self._gather_s, self._scatter_s, self._often = gather_s, scatter_s, often
-        self._wire = 0.0
+        self._rounds, self._rounds_of = rounds, rounds_of
+        self._now = begin_s.copy()
+        self._arrive_s, self._gather_s, self._scatter_s = arrive_s, gather_s, scatter_s
+        self._wire = np.where(rounds_of > 0, arrive_s.max(initial=0.0), 0.0)
 
     def run(self) -> _Played:
-        """All rounds. Equal ones after the second are as long as the one before them."""
+        """All rounds. After two alike, more of the same take as long as the last of them."""
         both: list[list[tuple[float, float]]] = []
-        before: tuple[np.ndarray, float] | None = None
+        before = None
         for r, works in enumerate(self._rounds):
-            begun = self._now.copy(), self._wire
-            last = r == len(self._rounds) - 1
-            two = self._rounds[max(r - 2, 0) : r]
-            if before is not None and not last and len(two) == 2 and all(_same(works, x) for x in two):
+            two = self._rounds[max(r - 2, 1) : r]
+            if before is not None and len(two) == 2 and all(_same(works, x) for x in two):
                 self._now, self._wire = self._now + before[0], self._wire + before[1]
                 both.append(both[-1])
                 continue
-            self._forward(np.array([f for f, _ in works]))
-            turned = self._now.copy()
-            self._backward(np.array([b for _, b in works]), last=last)
+            begun = self._now, self._wire
+            at = self._rounds_of > r
+            self._forward(np.array([f for f, _ in works]), at, first=r == 0)
+            turned = self._now
+            self._backward(np.array([b for _, b in works]), at)
             both.append(list(zip((turned - begun[0]).tolist(), (self._now - turned).tolist(), strict=True)))
             before = self._now - begun[0], self._wire - begun[1]
         return _Played(ends_s=self._now, wire_s=self._wire, both_s=both)
 
-    def _gather(self, layer: int, asked_s: float) -> float:
-        """When the layer is there; asked for by the last device at `asked_s`."""
-        if self._gather_s[layer]:
-            self._wire = max(self._wire, asked_s) + float(self._gather_s[layer])
-            return self._wire
-        return 0.0
+    def _on_wire(self, asked_s: np.ndarray, seconds: float, at: np.ndarray) -> np.ndarray:
+        """When each device of `at` has done what it asks of its links at `asked_s`."""
+        self._wire = np.where(at, np.maximum(self._wire, asked_s) + seconds, self._wire)
+        return np.where(at, self._wire, 0.0)
 
-    def _after(self, until_s: float) -> np.ndarray:
-        return np.maximum(self._now, until_s)
-
-    def _forward(self, forward: np.ndarray) -> None:
-        used = [float(self._now.max())] * 2
+    def _forward(self, forward: np.ndarray, at: np.ndarray, *, first: bool) -> None:
+        used = [self._now, self._now]
         for k in range(forward.shape[1]):
-            self._now = self._after(self._gather(k, used[-2])) + forward[:, k]
-            used.append(float(self._now.max()))
+            there = np.where(at & first, self._arrive_s[k], 0.0)
+            if self._gather_s[k]:
+                there = self._on_wire(used[-2], float(self._gather_s[k]), at)
+            self._now = np.maximum(self._now, there) + forward[:, k]
+            used.append(self._now)
 
-    def _backward(self, backward: np.ndarray, *, last: bool) -> None:
+    def _backward(self, backward: np.ndarray, at: np.ndarray) -> None:
         count = backward.shape[1]
-        there = [0.0] * count
-        sent = [0.0] * (count + 2)
+        nothing = np.zeros(len(self._now))
+        there = dict.fromkeys(range(count), nothing)
+        sent = dict.fromkeys(range(count + 2), nothing)
         for k in reversed(range(count)):
-            self._now = self._after(max(there[k], sent[k + 2])) + backward[:, k]
-            done = float(self._now.max())
-            if k > 1:
-                there[k - 2] = self._gather(k - 2, done)
-            if self._scatter_s[k] and (last or self._often[k]):
-                self._wire = max(self._wire, done) + float(self._scatter_s[k])
-                sent[k] = self._wire if self._often[k] else 0.0
+            self._now = np.maximum(self._now, np.maximum(there[k], sent[k + 2])) + backward[:, k]
+            if k > 1 and self._gather_s[k - 2]:
+                there[k - 2] = self._on_wire(self._now, float(self._gather_s[k - 2]), at)
+            if self._scatter_s[k]:
+                sent[k] = self._on_wire(self._now, float(self._scatter_s[k]), at)
 
 
 def _same(a: Sequence[Work], b: Sequence[Work]) -> bool:

@@ -97,12 +97,26 @@ def test_bytes_of_half_of_the_state(held, told) -> None:
     assert smaller.optimizer == pytest.approx(0.2 * 120 * MB)
 
 
-def test_a_device_without_samples_holds_its_part_and_no_activations() -> None:
+def test_a_device_without_samples_holds_its_part_and_no_more() -> None:
+    """Of what passes only a unit of gradients that come in."""
     profile = profile_of(10 * MB, 20 * MB, 30 * MB)
     plan = plan_of(profile, (4, 0, 4), (1, 8, 1), "parameters")
     owners = owners_of(profile, CostModel(fleet=fleet_of(), profile=profile).bytes, plan)
     memory = owners.memory("a/1", 0)
     assert memory.activations == 0 and memory.optimizer == pytest.approx(0.8 * 120 * MB)
+    assert memory.passing == pytest.approx(30 * MB)
+
+
+def test_where_memory_is_counted_gradients_pass_on_the_host() -> None:
+    """Those of the largest layer count while its backward runs, the own part when owners step."""
+    profile = profile_of(10 * MB, 20 * MB, 30 * MB)
+    counted = replace(profile, update_bytes=60 * MB)
+    plan = plan_of(profile, (4, 4, 4), (5, 3, 2), "gradients", size=4)
+    memory = owners_of(counted, CostModel(fleet=fleet_of(), profile=counted).bytes, plan).memory("a/0", 4)
+    assert memory.gradients == 0 and memory.passing == pytest.approx(30 * MB)
+    # 30 MB of own gradients and 30 MB of scratch, more than activations and what passes.
+    assert memory.passing + memory.activations == pytest.approx(60 * MB)
+    assert memory.total == pytest.approx((60 + 60 + 60) * MB)
 
 
 def test_tied_parameters_are_kept_once_and_gathered_twice() -> None:
@@ -116,44 +130,68 @@ def test_tied_parameters_are_kept_once_and_gathered_twice() -> None:
     assert memory.passing == pytest.approx(30 * MB + 30 * MB + 10 * MB), "and the tied gradient, till the end"
 
 
+def test_small_layers_travel_together() -> None:
+    profile = profile_of(3 * MB, 4 * MB, 4 * MB)
+    plan = plan_of(profile, (1, 1), (1, 1), "parameters")
+    owners = owners_of(profile, CostModel(fleet=fleet_of(), profile=profile).bytes, plan)
+    assert owners.starts.tolist() == [0, 2] and owners.once.tolist() == [7 * MB, 4 * MB]
+    assert [owners.unit_of(i) for i in range(3)] == [0, 0, 1]
+
+
 def test_seconds_of_owners_of_the_optimizer_s_state() -> None:
-    """Two equal owners, one layer of 10 MB: 3 s of compute, 5 MB there, half of 0.1 s, 5 MB back."""
+    """Two equal owners, one layer of 10 MB: parameters 0.5 s, 3 s of compute, gradients, half of 0.1 s."""
     profile = profile_of(10 * MB)
-    told = play_owned(
-        CostModel(fleet=fleet_of(), profile=profile), plan_of(profile, (1, 1), (1, 1), "optimizer")
-    )
-    # The layer fills two buckets: the first leaves while the backward runs, 0.25 s of 5 MB show.
-    assert told.step_s == pytest.approx(3 + 0.25 + 0.05 + 0.5)
-    assert told.gather_s == pytest.approx(0.5)
+    plan = plan_of(profile, (1, 1), (1, 1), "optimizer")
+    told = play_owned(CostModel(fleet=fleet_of(), profile=profile), plan)
+    # Its gradients fill two buckets: the first leaves while the backward runs, 0.25 s of 5 MB show.
+    assert told.step_s == pytest.approx(0.5 + 3 + 0.25 + 0.05)
+    assert told.gather_s["a/0"] == (pytest.approx((0.5, 0)),)
     causes = told.seconds["a/0"]
     assert causes["compute"] == pytest.approx(3) and causes["reduce"] == pytest.approx(0.25)
     assert causes["transfer"] == pytest.approx(0.5) and causes["optimizer"] == pytest.approx(0.05)
     assert sum(causes.values()) == pytest.approx(told.step_s)
 
 
+def test_what_is_kept_whole_comes_during_the_first_forward() -> None:
+    """Two units: the second's 0.5 s hide behind the first's second of forward."""
+    profile = profile_of(10 * MB, 10 * MB)
+    plan = plan_of(profile, (1, 1), (1, 1), "optimizer")
+    told = play_owned(CostModel(fleet=fleet_of(), profile=profile), plan)
+    assert told.gather_s["a/0"] == (pytest.approx((0.5, 0)),)
+
+
 def test_gradients_leave_in_every_round() -> None:
     """Two micro-batches: the first one's 0.5 s hide behind the second's forward, the second one's show."""
     profile = profile_of(10 * MB)
-    model = CostModel(fleet=fleet_of(), profile=profile)
-    told = play_owned(model, plan_of(profile, (2, 2), (1, 1), "gradients"))
-    assert told.step_s == pytest.approx(6 + 0.5 + 0.05 + 0.5)
+    plan = plan_of(profile, (2, 2), (1, 1), "gradients")
+    told = play_owned(CostModel(fleet=fleet_of(), profile=profile), plan)
+    assert told.step_s == pytest.approx(0.5 + 6 + 0.5 + 0.05)
     slow = CostModel(fleet=fleet_of(rate=MB), profile=profile)
-    # 5 s to owners: 3 + 5 + 5 (the second waits for the wire) + 0.05 + 5.
-    assert play_owned(slow, plan_of(profile, (2, 2), (1, 1), "gradients")).step_s == pytest.approx(18.05)
+    # 5 s of parameters, 3 of compute, twice 5 to owners: the second waits for the link.
+    assert play_owned(slow, plan).step_s == pytest.approx(5 + 3 + 5 + 5 + 0.05)
 
 
-def test_parameters_come_one_layer_ahead() -> None:
-    """Three layers of 10 MB, 0.5 s each: the first shows, the others come while the layer before computes.
+def test_parameters_come_one_unit_ahead() -> None:
+    """Three layers of 10 MB, 0.5 s each: the first shows, the others come while the one before computes.
 
-    forward 0.5 + 3, backward: the last two stay, the first came while the second ran back; its own gradients
-    show at the end.
+    Backward: the last two stay, the first comes while the second runs back; its own gradients show.
     """
     profile = profile_of(10 * MB, 10 * MB, 10 * MB)
-    model = CostModel(fleet=fleet_of(), profile=profile)
-    told = play_owned(model, plan_of(profile, (1, 1), (1, 1), "parameters"))
+    plan = plan_of(profile, (1, 1), (1, 1), "parameters")
+    told = play_owned(CostModel(fleet=fleet_of(), profile=profile), plan)
     assert told.step_s == pytest.approx(0.5 + 3 + 6 + 0.5 + 0.15)
-    assert told.gather_s == 0 and told.seconds["a/0"]["transfer"] == pytest.approx(0.5)
-    assert told.held_s["a/0"] == (pytest.approx((3.5, 6.0)),)
+    assert told.gather_s["a/0"] == (pytest.approx((0.5, 0)),)
+
+
+def test_a_backward_waits_until_the_gradients_before_the_last_have_left() -> None:
+    """10 s a unit: at most two are whole. The third from the end waits for both links' work before it."""
+    profile = profile_of(10 * MB, 10 * MB, 10 * MB)
+    model = CostModel(fleet=fleet_of(rate=0.5 * MB), profile=profile)
+    told = play_owned(model, plan_of(profile, (1, 1), (1, 1), "gradients"))
+    # 30 s until all parameters are there and 1 of the last forward; 2 of backward; its gradients 10 s. The
+    # next one's backward hides behind them, the first's begins after them; two more times 10 s.
+    assert told.step_s == pytest.approx(31 + 2 + 10 + 10 + 10 + 0.15)
+    assert told.gather_s["a/0"][0][1] == pytest.approx(8), "33 to 43 less the second's 2 s"
 
 
 def test_equal_rounds_are_as_long_as_the_one_before() -> None:
@@ -164,15 +202,15 @@ def test_equal_rounds_are_as_long_as_the_one_before() -> None:
     assert steps[3] - steps[2] == pytest.approx(steps[1] - steps[0])
 
 
-def test_who_has_no_samples_waits_and_is_waited_for_only_on_the_wire() -> None:
+def test_who_has_no_samples_pulls_nothing() -> None:
     profile = profile_of(10 * MB, update_s=1.0)
     model = CostModel(fleet=fleet_of(), profile=profile)
     told = play_owned(model, plan_of(profile, (2, 0), (1, 9), "gradients"))
-    # 9 MB to the owner and back, 0.9 s of its update.
-    assert told.step_s == pytest.approx(6 + 0.9 + 0.9 + 0.9)
+    # 9 MB from the owner, 6 s, 9 MB to it, 0.9 s of its update.
+    assert told.step_s == pytest.approx(0.9 + 6 + 0.9 + 0.9)
     idle = told.seconds["a/1"]
-    assert idle["compute"] == 0 and sum(idle.values()) == pytest.approx(told.step_s)
-    assert idle["wait"] == pytest.approx(6) and told.held_s["a/1"] == ()
+    assert idle["compute"] == idle["transfer"] == 0 and sum(idle.values()) == pytest.approx(told.step_s)
+    assert idle["wait"] == pytest.approx(6.9) and told.gather_s["a/1"] == ()
 
 
 def test_owners_that_cannot_be_are_refused() -> None:
