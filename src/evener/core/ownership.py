@@ -32,30 +32,6 @@ def owned_spans(owner: Ownership, devices: Sequence[str], count: int) -> dict[st
     return dict(zip(devices, spans, strict=True))
 
 
-def units_of(
-    owners: Sequence[Ownership], sizes: Mapping[str, float], limit: float = BUCKET_BYTES
-) -> tuple[tuple[str, ...], ...]:
-    """The layers that travel together, to their owners and back; `sizes` are bytes by layer in chain order.
-
-    Layers in a row with the same owners are one unit until it would pass `limit` bytes; a larger layer is one
-    of its own. Layers without owners are in none. Example: 3, 4, 4 and 20 MB: (0, 1), (2,) and (3,).
-    """
-    named = {o.layer: o for o in owners}
-    units: list[list[str]] = []
-    room, last = -1.0, None
-    for name, size in sizes.items():
-        owner = named.get(name)
-        key = (owner.held, owned_parts(owner)) if owner else None
-        if key is not None:
-            if size > room or key != last:
-                units.append([])
-                room = limit
-            units[-1].append(name)
-            room -= size
-        last = key
-    return tuple(tuple(unit) for unit in units)
-
-
 def owned_parts(owner: Ownership) -> dict[str, float]:
     """The part of 1 that each device owns. Example: 5, 3, 2 are 0.5, 0.3 and 0.2."""
     whole = sum(owner.parts.values())
@@ -153,3 +129,27 @@ def _port(fleet: Fleet, link: Link, device: str) -> tuple[str, ...]:
     if link.bus:
         return (link.bus, host)
     return (device,) if link.a == link.b or device in (link.a, link.b) else (host,)
+
+
+def units_of(
+    owners: Sequence[Ownership], num_bytes: Mapping[str, int], limit: float = BUCKET_BYTES
+) -> tuple[tuple[Ownership, ...], ...]:
+    """The owned layers by unit: what travels, is gathered and let go together.
+
+    Consecutive layers with the same parts are one unit, which closes before it would pass `limit` bytes; one
+    larger than that is a unit alone, one without bytes in none. `owners` come in the model's order. Example:
+    layers of 3, 4, 2 and 9 bytes with equal parts, limit 8: (3, 4), (2), (9).
+    """
+    units: list[list[Ownership]] = []
+    filled = 0.0
+    for owner in owners:
+        size = num_bytes.get(owner.layer, 0)
+        if not size:
+            continue
+        alike = units and (units[-1][-1].parts, units[-1][-1].held) == (owner.parts, owner.held)
+        if not alike or filled + size > limit:
+            units.append([])
+            filled = 0.0
+        units[-1].append(owner)
+        filled += size
+    return tuple(map(tuple, units))

@@ -139,9 +139,19 @@ def owners_of(profile: Profile, data: ModelBytes, plan: Plan) -> Owners:
     """The owners of a plan over the profile's layers; layers that no Ownership names are replicated."""
     once = bytes_by_layer(profile.layers)
     named = {o.layer: o for o in plan.owners}
-    sizes = {x.name: float(size) for x, size in zip(profile.layers, once, strict=True)}
-    first = {unit[0] for unit in units_of(plan.owners, sizes, data.bucket_bytes)}
-    starts = [i for i, name in enumerate(sizes) if name in first or name not in named]
+    sizes = {x.name: int(size) for x, size in zip(profile.layers, once, strict=True)}
+    ordered = [named[name] for name in sizes if name in named]
+    units = units_of(ordered, sizes, data.bucket_bytes)
+    unit = {o.layer: k for k, unit in enumerate(units) for o in unit}
+    # A layer without parameters runs with the unit before it; one whose parameters are tied to an earlier one
+    # gathers them for itself.
+    starts: list[int] = []
+    before = -2
+    for i, layer in enumerate(profile.layers):
+        own = unit.get(layer.name, -1)
+        if not starts or (layer.param_bytes and (own < 0 or own != before)):
+            starts.append(i)
+        before = own if layer.param_bytes else before
     lead = [named.get(profile.layers[i].name) for i in starts]
     shares = [owned_parts(o) if o else {} for o in lead]
     return owners_with(
