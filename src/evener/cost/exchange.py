@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from evener.core.collectives import all_reduce_seconds, ring, ring_order, slowed
-from evener.core.exchange import Exchange, exchange_of
+from evener.core.exchange import Exchange, exchange_of, reductions_of
 from evener.core.exchange_seconds import exchange_seconds
 from evener.core.figures import Curve
 from evener.core.fleet import Fleet
@@ -225,13 +225,19 @@ def _adds(fleet: Fleet, lane: tuple[str, ...]) -> dict[str, float]:
 def sums_of(network: Network, plan: Plan) -> Callable[[tuple[str, ...], float, int], float]:
     """Seconds of one sum under `plan`, by (devices, bytes, lanes of tensor-parallel groups).
 
-    In data parallelism as the plan's reductions say, where it has any; else see `Network.all_reduce_s`.
+    As the plan's reductions say of these devices, one ring where they say nothing. Of a plan that says
+    nothing at all, as in a search, see `Network.all_reduce_s`.
     """
-    if not plan.reductions or not plan.is_data_parallel:
+    if not plan.reductions:
         return network.all_reduce_s
-    exchange = exchange_of(plan.reductions, plan.devices)
+    told: dict[tuple[str, ...], Exchange | None] = {}
 
     def seconds(names: tuple[str, ...], num_bytes: float, lanes: int) -> float:
+        if lanes > 1:
+            return network.all_reduce_s(names, num_bytes, lanes)
+        if names not in told:
+            told[names] = exchange_of(reductions_of(plan, names), names)
+        exchange = told[names]
         if exchange is None:
             return network.flat_all_reduce_s(names, num_bytes, lanes)
         return exchange_seconds(num_bytes, exchange, network.fleet)

@@ -11,6 +11,7 @@ from evener.core.plan import LeftOut, Plan, Prediction
 from evener.core.profile import Profile
 from evener.cost.evaluate import CostModel, PlanCost, evaluate
 from evener.cost.step import MODEL_ERROR
+from evener.cost.sums import with_groups
 from evener.errors import NoPlanFitsError
 from evener.planner.aim import Aim, aim_of
 from evener.planner.baselines import alternatives_of, baselines
@@ -55,7 +56,7 @@ def plan_whole(fleet: Fleet, profile: Profile, job: Job, flat: PlanResult | None
     if not found.priced:
         raise nothing_fits(tables, job)
     _, best, found_with = min(found.priced, key=lambda x: aim.value(x[0], x[1].devices))
-    best = shifted(found_with, best, aim)
+    best = with_groups(model, shifted(found_with, best, aim), sums=job.sums, compress=job.compress)
     cost = evaluate(model, best)
     if aim.value(cost.step_s, best.devices) == math.inf or cost.step_s > (job.max_step_s or math.inf):
         raise _limits_clash(model, job, [(s, p) for s, p, _ in found.priced], found.bound)
