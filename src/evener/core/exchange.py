@@ -11,6 +11,8 @@ group. One group of all devices is a single sum without lanes.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec.structs import replace as replaced
+
 from evener.core.plan import Plan, Reduction
 from evener.core.split import apportion, spans_of
 from evener.errors import PlanMismatchError
@@ -88,6 +90,29 @@ def reductions_of(plan: Plan, devices: Sequence[str]) -> tuple[Reduction, ...]:
     """
     wanted, everyone = frozenset(devices), frozenset(plan.devices)
     return tuple(r for r in plan.reductions if (frozenset(r.among) or everyone) == wanted)
+
+
+def without(reductions: Sequence[Reduction], lost: str) -> tuple[Reduction, ...]:
+    """The groups and lanes of all devices of a plan when `lost` is no longer one of them.
+
+    Where it was in a lane another member of its group takes its place; with the last of a group the lanes
+    go by it. Nothing is left where one group is, and of sums among holders of some layers. Example: groups
+    (a/0, a/1), (b/0) and the lane (a/0, b/0) without a/0: the lane (a/1, b/0).
+    """
+    groups = [r for r in reductions if r.part is None]
+    others = [d for r in groups if lost in r.devices for d in r.devices if d != lost]
+    found = [replaced(r, devices=tuple(d for d in r.devices if d != lost)) for r in groups]
+    found = [r for r in found if len(r.devices) > 1]
+    for lane in (r for r in reductions if r.part is not None):
+        stands_in = {lost: others[0]} if others else {}
+        kept = [d for d in lane.devices if d != lost or others]
+        if len(kept) < 2:
+            return ()
+        adds = {stands_in.get(d, d): lane.adds[d] for d in kept if d in lane.adds}
+        if lane.adds and not sum(adds.values()):
+            adds = {}
+        found.append(replaced(lane, devices=tuple(stands_in.get(d, d) for d in kept), adds=adds))
+    return () if any(r.among for r in found) else tuple(found)
 
 
 def exchange_of(reductions: Sequence[Reduction], devices: Sequence[str]) -> Exchange | None:

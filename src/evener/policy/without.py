@@ -48,7 +48,8 @@ def with_device(plan: Plan, device: str) -> tuple[Plan, str]:
     new = Pipeline(samples=share, micro_batch=size, stages=(stage,))
     left_out = tuple(x for x in plan.left_out if x.device != device)
     grown = replace(plan, pipelines=(*old, new), left_out=left_out, prediction=None, reductions=(), owners=())
-    return grown, f"{device} takes an average share, {share} samples; whether the model fits was not measured"
+    why = f"{device} takes an average share, {share} samples; whether the model fits was not measured"
+    return grown, f"{why}; all devices sum in one ring" if plan.reductions else why
 
 
 def _merged(plan: Plan, device: str) -> tuple[Plan, str]:

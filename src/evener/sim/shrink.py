@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from evener.core.exchange import without as kept_groups
 from evener.core.faults import Fault
 from evener.core.plan import LeftOut, Pipeline, Plan, Stage
 from evener.core.split import apportion
@@ -47,7 +48,9 @@ def _without(plan: Plan, device: str) -> tuple[Plan, str]:
     gone = {d for d in plan.devices if d not in {x for p in pipelines for x in p.devices}} - {device}
     left_out += tuple(LeftOut(device=d, reason=f"its pipeline needed {device}") for d in sorted(gone))
     why = "; ".join(told) or f"the other shares of its stages take the samples of {device}"
-    return _renewed(plan, pipelines, left_out), why
+    reductions = kept_groups(plan.reductions, device) if plan.is_data_parallel else ()
+    why += "; sums go over its group without it" if any(r.part is not None for r in reductions) else ""
+    return replace(_renewed(plan, pipelines, left_out), reductions=reductions), why
 
 
 def _stage_without(stage: Stage, device: str, micro_batch: int) -> Stage | None:

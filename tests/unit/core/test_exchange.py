@@ -2,7 +2,7 @@
 
 import pytest
 
-from evener.core.exchange import adds_spans, exchange_of
+from evener.core.exchange import adds_spans, exchange_of, without
 from evener.core.exchange_seconds import HOST_BYTES_PER_S, PACKINGS, exchange_seconds
 from evener.core.figures import line
 from evener.core.fleet import Device, Fleet, Link
@@ -73,3 +73,32 @@ def test_seconds_of_the_example() -> None:
     # Packing goes on beside the link: only that of the first of ten pieces stands before it.
     packed = 2 * 2.5e5 * (PACKINGS["int8"].there + PACKINGS["int8"].back) / HOST_BYTES_PER_S
     assert exchange_seconds(20e6, small, fleet) == pytest.approx(1.6 * 0.254 + packed, rel=0.02)
+
+
+ALL = (GROUP, Reduction(devices=("b/0", "b/1"), transport="gloo"))
+
+
+def left(reductions, lost: str):
+    """(groups, lanes) of the exchange among those who are left."""
+    names = [n for n in ("a/0", "a/1", "b/0", "b/1") if n not in lost]
+    kept = reductions
+    for name in lost.split():
+        kept = without(kept, name)
+    found = exchange_of(kept, names)
+    return None if found is None else (found.groups, [x.devices for x in found.lanes])
+
+
+def test_a_lost_device_is_stood_in_for_by_another_of_its_group() -> None:
+    two = (*ALL, lane("a/0", "b/0"), lane("a/1", "b/1"))
+    assert left(two, "b/1") == ((("a/0", "a/1"), ("b/0",)), [("a/0", "b/0"), ("a/1", "b/0")])
+    assert left((*ALL, lane("a/0", "b/0")), "a/0") == ((("a/1",), ("b/0", "b/1")), [("a/1", "b/0")])
+
+
+def test_a_lost_host_leaves_one_ring() -> None:
+    assert left((*ALL, lane("a/0", "b/0")), "a/0 a/1") is None
+
+
+def test_what_a_lost_device_added_up_its_stand_in_adds_up() -> None:
+    uneven = lane("a/0", "b/0", adds={"a/0": 1.0, "b/0": 3.0})
+    (found,) = (r for r in without((*ALL, uneven), "b/0") if r.part is not None)
+    assert found.adds == {"a/0": 1.0, "b/1": 3.0}
