@@ -3,11 +3,14 @@
 from typing import Literal
 
 from evener.core.exchange_seconds import PACKINGS
+from evener.core.fewer import Fewer
 from evener.core.figures import Value
 
 Sums = Literal["auto", "ring", "grouped"]
 Shapes = Literal["data-parallel", "auto", "all"]
 """Which plans are searched; "auto": pipelines only where no device holds the model."""
+State = Literal["auto", "replicated", "optimizer", "gradients", "parameters"]
+"""What devices may keep in unequal parts; "auto": the least that fits, where memory limits a plan."""
 ALLOWABLE = {"tensor-parallel", "unlinked"}
 
 
@@ -20,7 +23,9 @@ class Job(Value, frozen=True, kw_only=True):
     usual: "tensor-parallel" groups of equal devices, "unlinked" devices whose data costs nothing.
     `sums` is how gradients are summed: "auto" what is predicted fastest, one "ring", or "grouped" by host.
     `compress` names what may be used between hosts where that is predicted faster ("int8"); see
-    `core/exchange_seconds.py`.
+    `core/exchange_seconds.py`. `fewer` are the ways in which hosts may exchange less often than once a step,
+    where the model predicts a gain; see `core/fewer.py`. `state` is what may be kept in parts, see
+    `Ownership`: "auto" the least that fits, where memory is short, "replicated" nothing.
     """
 
     global_batch: int
@@ -35,6 +40,8 @@ class Job(Value, frozen=True, kw_only=True):
     keep_all: bool = False
     sums: Sums = "auto"
     compress: tuple[str, ...] = ()
+    state: State = "replicated"
+    fewer: tuple[Fewer, ...] = ()
 
     def __post_init__(self) -> None:
         if self.global_batch < 1:
