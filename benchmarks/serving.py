@@ -2,17 +2,28 @@
 
 python benchmarks/serving.py --json
 
-Two processes of one thread train the text example, unpaced. In pairs of stretches of the same run, in the
-order off on, on off, …, the live view is off, or on with a page that takes in every event. A pair's ratio is
-that of the median step times of its two stretches; the control is that of the two halves of one that is off.
+Two processes of one thread train the text example, unpaced. Beside them a process serves the run's page and
+another takes in every event. In short stretches of the same run, in the order off on, on off, …, both are
+stopped (SIGSTOP) or go on, so that what slows the machine for longer than some seconds meets both alike.
+
+    run      |— steps —|— steps —|— steps —|— steps —|
+    server   |   off   |   on    |   on    |   off   |
+
+A pair's ratio is that of the median step times of its two stretches; the control is the same of neighbours
+that are off. The interval is that of nine in ten medians of pairs drawn anew (bootstrap).
 """
 
+import multiprocessing
+import os
+import random
+import signal
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
-from contextlib import ExitStack
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,68 +41,94 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("(root)", "embed", "embed_before", "blocks.0", "blocks.1", "norm", "head")
 NAMES = ("here/a", "here/b")
 SAMPLES = 24
-EDGE = 20  # steps at both ends of a stretch that do not count: the view is opened and closed there
-WARM_UP = 30
+EDGE = 2  # steps at the beginning of a stretch that do not count
+WARM_UP = 40
+ORDER = (False, True, True, False, False, False)  # two pairs and a control
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def serve(folder: str, told: Connection) -> None:
+    """Serve the run in `folder` until this process is ended; tells its address."""
+    with LiveServer(folder, "127.0.0.1:0", lambda said: None) as server:
+        told.send(server.url)
+        signal.pause()
+
+
+def onlook(url: str) -> None:
+    """Take in every event of the page at `url`, as a browser would."""
+    with urllib.request.urlopen(url + "events", timeout=3600) as events:
+        for _ in events:
+            pass
 
 
 class Stretches(threading.Thread):
-    """Turns the view on and off after so many steps each; `found` are (is on, first step, last step).
+    """Lets the server and its onlooker go on or stops them, so many steps each.
 
-    `cpu` is how much of a core this process used meanwhile, by whether the view was on.
+    `found` are (is on, first step, last step); `cpu` is the part of a core that the two used, by name.
     """
 
-    def __init__(self, folder: Path, length: int, pairs: int) -> None:
+    def __init__(self, folder: Path, length: int, rounds: int) -> None:
         super().__init__(daemon=True)
-        self.folder, self.length = folder, length
-        self.order = [on for n in range(pairs) for on in ((False, True) if n % 2 == 0 else (True, False))]
+        self.folder, self.length, self.order = folder, length, ORDER * rounds
         self.found: list[tuple[bool, int, int]] = []
-        self.cpu: dict[bool, list[float]] = {False: [], True: []}
-        self.events = 0
+        self.cpu: dict[str, float] = {}
 
     def run(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._wait_for(1)  # there is a plan, and so a page
+        here, there = context.Pipe()
+        server = context.Process(target=serve, args=(str(self.folder), there), daemon=True)
+        server.start()
+        onlooker = context.Process(target=onlook, args=(here.recv(),), daemon=True)
+        onlooker.start()
         self._wait_for(WARM_UP)
-        at = WARM_UP
+        at, on_s = self._steps(), 0.0
+        used = {"server": -_cpu_s(server.pid), "onlooker": -_cpu_s(onlooker.pid)}
         for on in self.order:
-            with ExitStack() as stack:
-                began, used = time.monotonic(), time.process_time()
-                if on:
-                    self._look(stack.enter_context(LiveServer(self.folder, "127.0.0.1:0", lambda said: None)))
-                self._wait_for(at + self.length + EDGE)
-                self.cpu[on].append((time.process_time() - used) / (time.monotonic() - began))
-            self.found.append((on, at + EDGE, at + EDGE + self.length))
-            at += self.length + 2 * EDGE  # the server's end belongs to neither
+            began = time.monotonic()
+            for process in (server, onlooker):
+                os.kill(process.pid or 0, signal.SIGCONT if on else signal.SIGSTOP)
+            self.found.append((on, at + EDGE, at + self.length))
+            at += self.length
             self._wait_for(at)
+            on_s += on * (time.monotonic() - began)
+        used["server"] += _cpu_s(server.pid)
+        used["onlooker"] += _cpu_s(onlooker.pid)
+        self.cpu = {name: seconds / on_s for name, seconds in used.items()}
+        for process in (onlooker, server):
+            process.kill()
+            process.join()
 
-    def _look(self, server: LiveServer) -> None:
-        def take_in() -> None:
-            with urllib.request.urlopen(server.url + "events", timeout=60) as events:
-                for line in events:
-                    self.events += line.startswith(b"event: parts")
-
-        urllib.request.urlopen(server.url, timeout=60).read()
-        threading.Thread(target=take_in, daemon=True).start()
+    def _steps(self) -> int:
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def _wait_for(self, steps: int) -> None:
-        path = self.folder / "metrics.jsonl"
-        while not path.exists() or path.read_bytes().count(b"\n") < steps:
-            time.sleep(0.2)
+        while self._steps() < steps:
+            time.sleep(0.1)
 
 
-def measure(length: int, pairs: int) -> dict[str, Any]:
-    """Ratios of the pairs and of the controls, and the step time."""
+def _cpu_s(pid: int | None) -> float:
+    """Seconds of processor time that the process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def measure(length: int, rounds: int) -> dict[str, Any]:
+    """Ratios of the pairs and of the controls, the step time, and the processor time of the onlookers."""
     stage = Stage(layers=LAYERS, shares=(Share(devices=(NAMES[0],), samples=SAMPLES),))
     other = Stage(layers=LAYERS, shares=(Share(devices=(NAMES[1],), samples=SAMPLES),))
     pipelines = tuple(Pipeline(samples=SAMPLES, micro_batch=SAMPLES, stages=(s,)) for s in (stage, other))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        stretches = Stretches(folder, length, pairs)
+        stretches = Stretches(folder, length, rounds)
         request = Request(
             script=str(ROOT / "examples" / "text.py"),
             fleet=Fleet(devices=tuple(Device(name=n, kind="CPU", threads=1) for n in NAMES)),
             plan=Plan(global_batch=2 * SAMPLES, pipelines=pipelines),
             global_batch=2 * SAMPLES,
             run_dir=name,
-            steps=WARM_UP + 2 * pairs * (length + 2 * EDGE) + 5,
+            steps=WARM_UP + rounds * len(ORDER) * length + 400,  # the rest: the server takes a while to start
             evaluate=False,
             adapt=False,
             quiet=True,
@@ -100,31 +137,37 @@ def measure(length: int, pairs: int) -> dict[str, Any]:
         launch(request)
         stretches.join(30)
         seconds = [r.step_s for r in read_metrics(folder / "metrics.jsonl").records]
-    found = [(on, seconds[first:last]) for on, first, last in stretches.found]
+    found = [(on, median(seconds[first:last])) for on, first, last in stretches.found]
+    pairs = list(zip(found[::2], found[1::2], strict=True))
     return {
-        "pairs": ratios(found),
-        "controls": [median(s[len(s) // 2 :]) / median(s[: len(s) // 2]) for on, s in found if not on],
+        "pairs": [b / a if on_b else a / b for (on_a, a), (on_b, b) in pairs if on_a != on_b],
+        "controls": [b / a for (on_a, a), (on_b, b) in pairs if on_a == on_b],
         "step_s": median(seconds[WARM_UP:]),
-        "events": stretches.events,
-        "cpu": median(stretches.cpu[True]) - median(stretches.cpu[False]),
+        "core": stretches.cpu,
     }
 
 
-def ratios(found: list[tuple[bool, list[float]]]) -> list[float]:
-    """Median step with the view over that without, pair by pair."""
-    pairs = zip(found[::2], found[1::2], strict=True)
-    return [median(b if on_b else a) / median(a if on_b else b) for (_, a), (on_b, b) in pairs]
+def interval(ratios: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """Between which nine in ten medians lie of as many ratios drawn anew from `ratios`."""
+    draw = random.Random(seed)
+    drawn = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
+    return drawn[50], drawn[949]
 
 
 def main() -> int:
     options = parser(__doc__).parse_args()
-    found = measure(length=12, pairs=1) if options.quick else measure(length=100, pairs=14)
+    found = measure(length=10, rounds=1) if options.quick else measure(length=40, rounds=40)
     cost, control = median(found["pairs"]) - 1, median(found["controls"]) - 1
-    say(f"step {1e3 * found['step_s']:.1f} ms; {found['events']} events; pairs {found['pairs']}")
-    say(f"served and looked at: {100 * cost:+.2f} % of a step; control {100 * control:+.2f} %")
-    say(f"the server and its onlooker use {100 * found['cpu']:.2f} % of a core")
+    low, high = interval(found["pairs"])
+    say(
+        f"step {1e3 * found['step_s']:.1f} ms, {len(found['pairs'])} pairs, {len(found['controls'])} controls"
+    )
+    say(f"served and looked at: {cost:+.2%} of a step ({low - 1:+.2%} to {high - 1:+.2%})")
+    say(f"control: {control:+.2%}")
+    say(", ".join(f"the {name} uses {part:.2%} of a core" for name, part in found["core"].items()))
     bars = [] if options.quick else [Bar(name="serving, of a step", value=cost, at_most=0.01)]
-    return finish(found | {"cost": cost, "control": control}, bars, as_json=options.json)
+    figures = found | {"cost": cost, "control": control, "interval": (low - 1, high - 1)}
+    return finish(figures, bars, as_json=options.json)
 
 
 if __name__ == "__main__":
