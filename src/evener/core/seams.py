@@ -31,6 +31,10 @@ class Driver(Protocol):
         """
         ...
 
+    def on_host(self, work: Callable[[], Any]) -> Any:
+        """Do `work` of the host's CPU for the device, in an action or between two; return its result."""
+        ...
+
 
 class Wire(Protocol):
     """Moves tensors between the devices of a group."""

@@ -115,6 +115,10 @@ class PacedDriver:
             self._running = None
             self._left_s = self._clock()
 
+    def on_host(self, work: Callable[[], Any]) -> Any:
+        """Do `work`: a CPU is its own host."""
+        return work()
+
     def launch(self) -> float:
         """Seconds on the device's clock at this moment, also in mid-action: where a reduction starts.
 

@@ -20,6 +20,7 @@ from evener.core.buckets import BUCKET_BYTES, fill_buckets
 from evener.core.seams import Pending, Wire
 from evener.errors import ModelError, ReductionMismatchError
 from evener.runtime.ranks import Ranks
+from evener.runtime.residing.homes import Homes
 
 # Keys travel in the gradients' dtype and must survive bfloat16, which holds whole numbers up to 256.
 _KEYS = 251
@@ -31,21 +32,33 @@ class GradientBuckets:
     `segments` are lists of parameters that can leave at different times, in the one order in which every
     device of the group launches them. Use: `begin(scale)` before each backward, `arm(step, segment)` before
     the last one of a segment, then `launch_rest`, `wait`, `finish`. Then each `.grad` is the sum over devices
-    and micro-batches of scale × gradient.
+    and micro-batches of scale × gradient. `homes` says what stands for parameters that live elsewhere.
     """
 
     def __init__(
-        self, segments: Sequence[list[nn.Parameter]], ranks: Ranks, wire: Wire, limit: int = BUCKET_BYTES
+        self,
+        segments: Sequence[list[nn.Parameter]],
+        ranks: Ranks,
+        wire: Wire,
+        limit: int = BUCKET_BYTES,
+        homes: Homes | None = None,
     ) -> None:
-        self.ranks, self._wire = ranks, wire
-        self._segments = [_lay_out(parameters, ranks, limit) for parameters in segments]
+        self.ranks, self._wire, self._homes = ranks, wire, homes or Homes()
+        self._segments = [_lay_out(parameters, ranks, limit, self._homes) for parameters in segments]
         self._buckets = [bucket for segment in self._segments for bucket in segment]
         if not self._buckets:
             raise ModelError(
                 "no parameter of the model requires a gradient", remedy="unfreeze what is to be trained"
             )
-        self._place = {p: (b, i) for b in self._buckets for i, p in enumerate(b.parameters)}
-        self._hooks = [p.register_post_accumulate_grad_hook(self._collect) for p in self._place]
+        self._place = {
+            leaf: (b, i)
+            for b in self._buckets
+            for i, p in enumerate(b.parameters)
+            for leaf in self._homes.leaves_of(p)
+        }
+        self._hooks = [leaf.register_post_accumulate_grad_hook(self._collect) for leaf in self._place]
+        for leaf in self._place:
+            self._homes.route(leaf, self._accept)
         self._scale = 1.0
         self._collects = False
         self._step = -1
@@ -63,8 +76,7 @@ class GradientBuckets:
     def take(self, p: torch.Tensor, grad: torch.Tensor) -> None:
         """`grad` is what a backward gave for `p`, were it by a way that runs no hooks."""
         if isinstance(p, nn.Parameter) and p in self._place:
-            p.grad = grad
-            self._collect(p)
+            self._receive(p, grad)
 
     def arm(self, step: int, segment: int = 0) -> None:
         """The next backward is the segment's last: its buckets leave as they fill, while it still runs."""
@@ -96,9 +108,19 @@ class GradientBuckets:
             self._check_keys(number, keys)
             if divide_by != 1.0:
                 bucket.flat.mul_(1.0 / divide_by)
-            for p, view, count in zip(bucket.parameters, bucket.views, holders, strict=True):
-                p.grad = view if count else None
+            bucket.found = [bool(count) for count in holders]
+            if not bucket.is_away:
+                bucket.hand_out(bucket.views)
         self._forget()
+
+    def hand_over(self) -> None:
+        """Gradients that were summed elsewhere go to where their parameters live, for the optimiser."""
+        away = [b for b in self._buckets if b.is_away]
+        home = [b.flat[: b.num_grads].to(b.parameters[0].device, non_blocking=True) for b in away]
+        if away:
+            torch.accelerator.synchronize(away[0].flat.device)
+        for bucket, flat in zip(away, home, strict=True):
+            bucket.hand_out(bucket.views_of(flat))
 
     def discard(self) -> None:
         """Drop what was collected since the last step."""
@@ -116,7 +138,10 @@ class GradientBuckets:
 
     def norm(self) -> torch.Tensor:
         """The 2-norm of all summed gradients together, each parameter counted once."""
-        return torch.stack([b.flat[: b.num_grads].norm() for b in self._buckets]).norm()
+        norms = [b.flat[: b.num_grads].norm() for b in self._buckets]
+        if len({n.device for n in norms}) > 1:  # a stage's on its device, another's on the host
+            norms = [n.cpu() for n in norms]
+        return torch.stack(norms).norm()
 
     def multiply(self, factor: float | torch.Tensor) -> None:
         """Scale all summed gradients in place."""
@@ -124,16 +149,26 @@ class GradientBuckets:
             bucket.flat[: bucket.num_grads].mul_(factor)
 
     def _collect(self, p: nn.Parameter) -> None:
-        bucket, i = self._place[p]
         grad = p.grad
         if grad is None or not self._collects:
             return
+        p.grad = None
+        self._receive(p, grad)
+
+    def _receive(self, p: nn.Parameter, grad: torch.Tensor) -> None:
         if grad.is_sparse:
             raise ModelError(
                 f"a parameter of shape {tuple(p.shape)} has a sparse gradient, which data parallelism "
                 "does not sum yet",
                 remedy='place={"NAME": "cpu"} in the recipe takes it out of these sums; or sparse=False',
             )
+        if not self._homes.takes(p, grad):
+            self._accept(p, grad)
+
+    def _accept(self, p: torch.Tensor, grad: torch.Tensor) -> None:
+        """`grad` counts; it lies where it is summed."""
+        assert isinstance(p, nn.Parameter)
+        bucket, i = self._place[p]
         if bucket.pending is not None:
             raise ModelError(
                 "a gradient arrived after its sum had been started",
@@ -146,7 +181,6 @@ class GradientBuckets:
         else:
             torch.mul(grad, self._scale, out=bucket.views[i])
             bucket.filled[i] = True
-        p.grad = None
         if bucket.missing is not None:
             bucket.missing -= 1
             self._launch_full()
@@ -188,18 +222,29 @@ class GradientBuckets:
 class _Bucket:
     """One flat buffer and the parameters whose gradients it holds, in the order of backward."""
 
-    def __init__(self, parameters: list[nn.Parameter], world_size: int) -> None:
+    def __init__(self, parameters: list[nn.Parameter], world_size: int, device: torch.device) -> None:
         self.parameters = parameters
+        self.is_away = device != parameters[0].device
         self.num_grads = sum(p.numel() for p in parameters)
         self._world_size = world_size
         first = parameters[0]
         size = self.num_grads + world_size + len(parameters)
-        self.flat = torch.zeros(size, dtype=first.dtype, device=first.device)
-        pieces = self.flat[: self.num_grads].split([p.numel() for p in parameters])
-        self.views = [x.view_as(p) for x, p in zip(pieces, parameters, strict=True)]
+        self.flat = torch.zeros(size, dtype=first.dtype, device=device)
+        self.views = self.views_of(self.flat[: self.num_grads])
+        self.found = [False] * len(parameters)
         self.filled = [False] * len(parameters)
         self.missing: int | None = None  # gradients still to come; None before the last backward
         self.pending: Pending | None = None
+
+    def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Each parameter's part of a tensor with the values of all."""
+        pieces = flat.split([p.numel() for p in self.parameters])
+        return [x.view(p.shape) for x, p in zip(pieces, self.parameters, strict=True)]
+
+    def hand_out(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Each parameter gets its gradient, if any device had one."""
+        for p, gradient, found in zip(self.parameters, gradients, self.found, strict=True):
+            p.grad = gradient if found else None
 
     def seal(self, rank: int, key: int) -> None:
         """Write the tail and zero what no micro-batch filled."""
@@ -221,12 +266,14 @@ class _Bucket:
         return tail[: self._world_size], tail[self._world_size :]
 
 
-def _lay_out(parameters: list[nn.Parameter], ranks: Ranks, limit: int) -> list[_Bucket]:
+def _lay_out(parameters: list[nn.Parameter], ranks: Ranks, limit: int, homes: Homes) -> list[_Bucket]:
     """Buckets of one dtype each: a reduction of mixed dtypes would abort the process."""
     trained = [p for p in dict.fromkeys(parameters) if p.requires_grad]
     buckets = []
     for dtype in dict.fromkeys(p.dtype for p in reversed(trained)):
         same = [p for p in trained if p.dtype == dtype]
         sizes = [p.numel() * p.element_size() for p in same]
-        buckets += [_Bucket([same[i] for i in row], ranks.world_size) for row in fill_buckets(sizes, limit)]
+        for row in fill_buckets(sizes, limit):
+            held = [same[i] for i in row]
+            buckets.append(_Bucket(held, ranks.world_size, homes.summed_on(held[0])))
     return buckets

@@ -33,6 +33,10 @@ class HardwareDriver:
             torch.accelerator.synchronize(self.device)
         return result
 
+    def on_host(self, work: Callable[[], Any]) -> Any:
+        """Do `work`: it takes the time that it takes."""
+        return work()
+
 
 ALLOCATED = "by torch's allocator"
 

@@ -17,6 +17,8 @@ from evener.runtime.parts import Part
 from evener.runtime.problem import Problem
 from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import Reducers, reducers_of_one_model
+from evener.runtime.residing.homes import Homes, OnHost
+from evener.runtime.residing.residing import Residing
 from evener.runtime.scaling import LossScale
 from evener.runtime.tally import Tally
 
@@ -48,6 +50,7 @@ class Holding:
     wire: Wire
     channel: Channel | None = None
     quick: Wire | None = None
+    homes: Homes = field(default_factory=Homes)
 
 
 class Portions(Protocol):
@@ -157,6 +160,8 @@ def whole_model(
     device: torch.device | None = None,
     autocast: torch.dtype | None = None,
     recompute: bool = False,
+    residing: Residing | None = None,
+    on_host: OnHost | None = None,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> Holding:
     """The holding of data parallelism: the whole model as stage `stage`, its gradients summed over all.
@@ -170,6 +175,8 @@ def whole_model(
         device=device or torch.device("cpu"),
         autocast=autocast,
         recompute=recompute,
+        residing=residing,
     )
-    reducers = reducers_of_one_model(model, ranks, sums or wire, stage, bucket_bytes)
-    return Holding(parts={stage: part}, reducers=reducers, wire=wire)
+    homes = Homes([residing], on_host) if residing and on_host else Homes()
+    reducers = reducers_of_one_model(model, ranks, sums or wire, stage, bucket_bytes, homes)
+    return Holding(parts={stage: part}, reducers=reducers, wire=wire, homes=homes)

@@ -10,7 +10,7 @@ travels on as it is, so that nobody waits for what will not come.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from evener.runtime.batchnorm import keeping_statistics
 from evener.runtime.problem import Problem, to_device
+from evener.runtime.residing.residing import Residing
 from evener.runtime.scope import Scope
 from evener.runtime.split import SplitBackward
 from evener.runtime.tables.layer import noted_lookups
@@ -82,6 +83,7 @@ class Part:
     ends: Ends | None = None
     autocast: torch.dtype | None = None
     recompute: bool = False
+    residing: Residing | None = None
 
     @property
     def names(self) -> dict[str, torch.Tensor]:
@@ -113,9 +115,16 @@ class Part:
     def forward(self, alive: Alive, batch: Any, carry: Carry) -> dict:
         """Run the micro-batch; outputs or loss are kept in `alive`. Returns the metrics of a last stage."""
         batch = to_device(batch, self.device)
-        autocast = torch.autocast(self.device.type, dtype=self.autocast) if self.autocast else nullcontext()
+        # What autocast remembers of weights would stay on the device when they go.
+        caches = self.residing is None or self.residing.stay
+        autocast = (
+            torch.autocast(self.device.type, dtype=self.autocast, cache_enabled=caches)
+            if self.autocast
+            else nullcontext()
+        )
+        there = self.residing.forward() if self.residing else nullcontext()
         loss_of = _no_loss if alive.only_in_wave else self.problem.loss_of
-        with alive.scope, autocast, noted_lookups(alive.lookups):
+        with alive.scope, autocast, there, noted_lookups(alive.lookups):
             if self.ends is None:
                 args, kwargs, target = self.problem.inputs(batch)
                 alive.loss, metrics = self._run(lambda: loss_of(self.module(*args, **kwargs), target))
@@ -138,7 +147,7 @@ class Part:
 
         `seed` is the gradient of a last stage's loss; `gradients` are those of what this stage gave out.
         """
-        with alive.scope:
+        with alive.scope, self._backward():
             _run_backward(*_ends(alive, seed, gradients))
         return [tuple(_gradient(t) for t in piece if t.requires_grad) for piece in alive.pieces]
 
@@ -146,9 +155,11 @@ class Part:
         """The same as `backward` but for the parameters' gradients, which wait for `backward_weight`."""
         outputs, seeds = _ends(alive, seed, gradients)
         leaves = [t for piece in alive.pieces for t in piece if t.requires_grad]
-        trained = [p for p in self.module.parameters() if p.requires_grad] + alive.lookups
+        own = [p for p in self.module.parameters() if p.requires_grad]
+        leaves_ = [self.residing.guest_of(p) for p in own] if self.residing else own
+        trained = [*leaves_, *alive.lookups]
         alive.split = SplitBackward(outputs, leaves, trained, at_once=self.recompute)
-        with alive.scope:
+        with alive.scope, self._backward():
             found = alive.split.of_inputs(seeds)
         for leaf, gradient in zip(leaves, found, strict=True):
             leaf.grad = gradient
@@ -156,15 +167,28 @@ class Part:
 
     def backward_weight(self, alive: Alive) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The parameters' (and looked-up rows') part of the backward whose `backward_input` ran."""
-        with alive.scope:
+        with alive.scope, self._backward():
             return alive.split.of_parameters() if alive.split else []
+
+    def land(self) -> None:
+        """Gradients that were handed on have arrived where they are summed."""
+        if self.residing:
+            self.residing.land()
+
+    def exposed_s(self) -> float:
+        """Seconds that the action just done waited for parameters on their way to the device."""
+        return self.residing.flow.exposed_s() if self.residing else 0.0
+
+    def _backward(self) -> AbstractContextManager[None]:
+        return self.residing.backward() if self.residing else nullcontext()
 
     def _run(self, work: Callable[..., Any], *args: Any) -> Any:
         """`work(*args)`, which is done again before its backward where nothing is to be kept of it.
 
         The loss is part of that: over a large vocabulary it keeps more than the layers before it.
         """
-        if self.recompute and torch.is_grad_enabled():
+        by_layer = self.residing is not None and self.residing.recompute
+        if self.recompute and not by_layer and torch.is_grad_enabled():
             twice = lambda: (nullcontext(), keeping_statistics(self.module))  # noqa: E731
             return checkpoint(work, *args, use_reentrant=False, context_fn=twice)
         return work(*args)

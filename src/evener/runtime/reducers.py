@@ -19,6 +19,7 @@ from evener.core.buckets import BUCKET_BYTES
 from evener.core.seams import Wire
 from evener.runtime.buckets import GradientBuckets
 from evener.runtime.ranks import Ranks
+from evener.runtime.residing.homes import Homes
 from evener.runtime.tables.sums import TableSums
 
 Stages = frozenset[int]
@@ -132,6 +133,12 @@ class Reducers:
         for group in self._groups:
             group.buckets.finish(divide_by)
 
+    def hand_over(self) -> None:
+        """Gradients go to where their parameters live, see `GradientBuckets.hand_over`."""
+        for group in self._groups:
+            if isinstance(group.buckets, GradientBuckets):
+                group.buckets.hand_over()
+
     def discard(self) -> None:
         for group in self._groups:
             group.buckets.discard()
@@ -157,6 +164,7 @@ def reducers_for(
     parameters: Mapping[str, nn.Parameter],
     wire_among: Callable[[tuple[str, ...]], Wire],
     num_devices: int,
+    homes: Homes | None = None,
 ) -> Reducers:
     """The sums that device `here` takes part in; `wire_among(devices)` is the wire of each group."""
     mine = [s for s in segments if here in s.devices]
@@ -170,20 +178,25 @@ def reducers_for(
         held = [(stages, trained) for stages, trained in held if trained]
         if held:
             buckets = GradientBuckets(
-                [trained for _, trained in held], Ranks(devices, here), wire_among(devices)
+                [trained for _, trained in held], Ranks(devices, here), wire_among(devices), homes=homes
             )
             groups.append(_Group(buckets, [stages for stages, _ in held], devices[0] == here))
     return Reducers(groups, everywhere=all(len(s.devices) == num_devices for s in segments))
 
 
 def reducers_of_one_model(
-    model: nn.Module, ranks: Ranks, wire: Wire, stage: int = 0, limit: int = BUCKET_BYTES
+    model: nn.Module,
+    ranks: Ranks,
+    wire: Wire,
+    stage: int = 0,
+    limit: int = BUCKET_BYTES,
+    homes: Homes | None = None,
 ) -> Reducers:
     """The sums of data parallelism: every device holds the whole model as its one stage `stage`."""
     if not any(p.requires_grad for p in model.parameters()):
         return Reducers([], everywhere=True)
     group = _Group(
-        GradientBuckets([list(model.parameters())], ranks, wire, limit),
+        GradientBuckets([list(model.parameters())], ranks, wire, limit, homes),
         [frozenset({stage})],
         ranks.rank == 0,
     )

@@ -38,6 +38,7 @@ class Step:
     ) -> None:
         self.bench, self.number, self.portions, self.total = bench, number, portions, total
         self.driver, self.here = bench.driver, bench.ranks.here
+        self._on_host = bench.holding.homes.on_host
         self.routed = bench.routed.of(portions)
         self._fetch_batch, self._scope_of = fetch, scope_of
         self.start_s = 0.0
@@ -133,7 +134,7 @@ class Step:
             return
         alive.shapes = (shapes_of(batch), shapes_of(carry), torch.is_grad_enabled())
         metrics = self._guarded(
-            action, lambda: part.forward(alive, batch, carry), alive.shapes, f"forward{part.of_stage}"
+            action, part, lambda: part.forward(alive, batch, carry), alive.shapes, f"forward{part.of_stage}"
         )
         if metrics is None:
             alive.scope.pass_by("forward")
@@ -177,7 +178,11 @@ class Step:
             self.bench.holding.reducers.last_backward(part.stage)
         run = part.backward if whole else part.backward_input
         work = self._guarded(
-            action, lambda: run(alive, seed, gradients), (alive.shapes, last), f"backward{part.of_stage}"
+            action,
+            part,
+            lambda: run(alive, seed, gradients),
+            (alive.shapes, last),
+            f"backward{part.of_stage}",
         )
         if work is None:
             alive.scope.pass_by("backward")
@@ -191,9 +196,15 @@ class Step:
             return
         if last:
             reducers.last_backward(part.stage)
+
+        def work() -> None:
+            reducers.take(part.backward_weight(alive))
+            part.land()
+
         self._guarded(
             action,
-            lambda: reducers.take(part.backward_weight(alive)),
+            part,
+            work,
             (alive.shapes, last),
             f"backward{part.of_stage}",
         )
@@ -214,7 +225,9 @@ class Step:
             came = [c or tuple(map(torch.zeros_like, cut)) for c, cut in zip(came, cuts, strict=True)]
         return join_samples(came, slots, _sum)
 
-    def _guarded(self, action: str, work: Callable[[], Any], signature: tuple, phase: str) -> Any:
+    def _guarded(
+        self, action: str, part: Part, work: Callable[[], Any], signature: tuple, phase: str
+    ) -> Any:
         """The result of `work`, or None after running out of memory, which is a vote and no crash."""
         before = self.driver.now()
         try:
@@ -232,7 +245,11 @@ class Step:
             for alive in self._alive.values():
                 alive.loss, alive.pieces, alive.outputs = None, [], ()
             result = None
-        self._spent(action, "compute", before)
+        end = self.driver.now()
+        came = max(end - part.exposed_s(), before)
+        self._spent(action, "compute", before, came)
+        if came < end:
+            self._spent(action, "transfer", came, end)
         return result
 
     def _module_of(self, error: Exception) -> str:
@@ -360,11 +377,12 @@ class Step:
         scale = bench.loss_scale.value if bench.loss_scale else 1.0
         if not self._is_divided:
             self._is_divided = True
-            reducers.finish(scale if bench.problem.weight is None else scale * totals.weight)
+            by = scale if bench.problem.weight is None else scale * totals.weight
+            self._on_host(lambda: reducers.finish(by))
         if bench.settings.max_norm is None and bench.loss_scale is None:
             return None
         if square_norm is None:
-            square = torch.tensor([reducers.square_norm()], dtype=torch.float64)
+            square = torch.tensor([self._on_host(reducers.square_norm)], dtype=torch.float64)
             if not reducers.everywhere:
                 bench.holding.wire.all_reduce(square, f"step {self.number}, norm").wait()
             square_norm = float(square)
@@ -385,9 +403,11 @@ class Step:
         if self.verdict.do == "apply":
             most = bench.settings.max_norm
             if most is not None and self.gradient_norm is not None and self.gradient_norm > most:
-                reducers.multiply(most / (self.gradient_norm + 1e-6))
+                by = most / (self.gradient_norm + 1e-6)
+                self._on_host(lambda: reducers.multiply(by))
             try:
-                bench.optimizer.step()
+                reducers.hand_over()
+                self._on_host(bench.optimizer.step)
             except EvenerError:
                 raise  # of a table that moves with it: a full disk, say
             except Exception as e:

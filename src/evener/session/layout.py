@@ -24,6 +24,7 @@ from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import reducers_for, segments_of
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
+from evener.session.residences import homes_of, housed
 from evener.session.scopes import Connect
 from evener.session.site import Site
 from evener.session.tables import JobTables, open_tables
@@ -98,6 +99,7 @@ def lay_out(
     trained = {stage: [n for n in held if n in named] for stage, held in names.items()}
     segments = segments_of(trained, devices, ties, list(named))
     groups = _groups([s.devices for s in segments], ranks, meeting)
+    homes = homes_of(parts, site)
     reducers = reducers_for(
         segments,
         ranks.here,
@@ -105,6 +107,7 @@ def lay_out(
         named,
         lambda among: site.wire(fleet, among, rehearse=rehearse, group=groups[among]),
         ranks.world_size,
+        homes,
     )
     channel = site.channel(fleet, ranks, meeting.store, rehearse=rehearse)
     holders: dict[str, tuple[str, ...]] = {}
@@ -115,7 +118,9 @@ def lay_out(
     held = {n: named[n] for n in holders if n in named and ranks.here in holders[n]}
     few = not rehearse and ranks.world_size <= MOST_DEVICES
     quick = ChannelWire(channel, ranks) if few else None
-    holding = Holding(parts=parts, reducers=reducers, wire=wire, channel=channel, quick=quick)
+    holding = Holding(
+        parts=parts, reducers=reducers, wire=wire, channel=channel, quick=quick, homes=homes
+    )
     tables.join(reducers, [p.module for p in parts.values()])
     return Layout(
         holding=holding,
@@ -156,8 +161,9 @@ def _whole(
     tables: JobTables,
 ) -> Layout:
     """`wires` are that of the few numbers of a step, and that of the gradients."""
-    model = recipe.model.to(site.torch_device)
+    model = recipe.model
     number, _, stage = next(x for x in plan.numbered_stages() if ranks.here in x[2].shares[0].devices)
+    residing = housed(model, stage, site)
     holding = whole_model(
         model,
         recipe.problem,
@@ -168,6 +174,8 @@ def _whole(
         device=site.torch_device,
         autocast=recipe.autocast_of(stage.precision),
         recompute=stage.recompute,
+        residing=residing,
+        on_host=site.driver.on_host if residing else None,
     )
     tables.join(holding.reducers, [model])
     everything = [n for n, _ in [*model.named_parameters(), *model.named_buffers()]]
@@ -206,9 +214,10 @@ def _parts(
         for number, module in zip(numbers, made.stages, strict=True):
             if number in mine:
                 stage = stages[number][1]
+                residing = housed(module, stage, site)
                 parts[number] = Part(
                     stage=number,
-                    module=module.to(site.torch_device),
+                    module=module,
                     problem=recipe.problem,
                     device=site.torch_device,
                     is_first=number == numbers[0],
@@ -216,6 +225,7 @@ def _parts(
                     ends=made,
                     autocast=recipe.autocast_of(stage.precision),
                     recompute=stage.recompute,
+                    residing=residing,
                 )
     return parts, tuple(notes)
 

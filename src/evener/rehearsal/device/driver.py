@@ -10,24 +10,49 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import msgspec
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from evener.core.fleet import Device
+from evener.rehearsal.counting import bytes_moved, is_free
 from evener.rehearsal.device.card import Card
+from evener.rehearsal.device.tensor import RehearsalTensor
 from evener.rehearsal.driver import HOST_ACTION, PAUSE_S
 from evener.rehearsal.trouble import Trouble
 from evener.rehearsal.verdict import Lateness
+
+
+class HostBytes(TorchDispatchMode):
+    """Counts the bytes that operations on the host's own tensors read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if RehearsalTensor not in types and not is_free(func):
+            self.num_bytes += bytes_moved(func, args, kwargs, out)
+        return out
 
 
 class CardDriver:
     """A `Driver` of `card`, whose clock must not count the host: it counts what it is told to.
 
     Actions named INPUT take the time they really take, and so do pauses longer than `PAUSE_S` between
-    actions. All else takes what the card's roofline and copies say.
+    actions. All else takes what the card's roofline and copies say, and work of the host's CPU what its
+    memory needs for the bytes at `host_bytes_per_s` (None: no time).
     """
 
-    def __init__(self, card: Card, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        card: Card,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        host_bytes_per_s: float | None = None,
+    ) -> None:
         assert not card.clock.host_counts, "a driver says itself what of the host counts"
-        self.card = card
+        self.card, self.host_bytes_per_s = card, host_bytes_per_s
         self._clock = clock
         self._left_s = clock()
         self._trouble = Trouble()
@@ -66,6 +91,14 @@ class CardDriver:
             return result
         finally:
             self._left_s = self._clock()
+
+    def on_host(self, work: Callable[[], Any]) -> Any:
+        """Do `work`; on the clock the host is busy for its bytes, read and written, at `host_bytes_per_s`."""
+        with HostBytes() as moved:
+            result = work()
+        if self.host_bytes_per_s:
+            self.card.clock.spend(moved.num_bytes / self.host_bytes_per_s)
+        return result
 
     def slow(self, factor: float, for_s: float | None = None) -> None:
         """From now on every action takes `factor` times as long, for `for_s` seconds or for good."""

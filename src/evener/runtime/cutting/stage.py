@@ -85,6 +85,12 @@ class StageModule(nn.Module):
         return self._gives[self.training]
 
     @property
+    def used_directly(self) -> list[tuple[nn.Module, str]]:
+        """(owner, name) of the parameters that are used outside of their layers' own forward."""
+        found = [place for own in self._own.values() for place in own]
+        return [(owner, key) for owner, key in found if owner._parameters.get(key) is not None]
+
+    @property
     def named(self) -> dict[str, Tensor]:
         """The user's full names → parameters and buffers held here; a tied one under each of its names."""
         params = self.held.named_parameters(remove_duplicate=False)

@@ -1,0 +1,184 @@
+"""Steps of a model whose parameters live on the host are those of a plain loop."""
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from evener.core.actions import parse_action
+from evener.runtime.executor import Executor
+from evener.runtime.holding import Alone, Settings, whole_model
+from evener.runtime.problem import Problem, default_inputs
+from evener.runtime.ranks import Ranks
+from evener.runtime.residing.residing import Residing
+from evener.runtime.wire import SoloWire
+from tests.fakes import ScriptedDriver
+
+CPU = torch.device("cpu")
+SIZES = (3, 2)
+WORDS, WIDTH = 11, 6
+
+
+class Block(nn.Module):
+    """A residual block with something of everything that keeps tensors for backward."""
+
+    def __init__(self, *, is_frozen: bool) -> None:
+        super().__init__()
+        self.norm, self.batch = nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.up.weight.requires_grad_(not is_frozen)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(self.batch(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """Tied ends, a recurrent layer, a frozen weight, a parameter of the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
+        self.blocks = nn.Sequential(*(Block(is_frozen=i == 1) for i in range(4)))
+        self.memory = nn.LSTM(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.memory(self.blocks(self.embed(x) + self.shift))[0])
+
+
+LAYERS = ("embed", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "memory", "head")
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(output, target, reduction="sum")
+
+
+def net() -> Net:
+    torch.manual_seed(3)
+    return Net().double().train()
+
+
+def batches(number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    gen = torch.Generator().manual_seed(number)
+    x, y = (torch.randint(WORDS, (sum(SIZES),), generator=gen) for _ in range(2))
+    return list(zip(x.split(SIZES), y.split(SIZES), strict=True))
+
+
+def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=0.05)
+
+
+Gradients = list[torch.Tensor]
+
+
+def noting(moves: torch.optim.Optimizer) -> Gradients:
+    """All gradients of the first step of `moves`, once it is taken."""
+    found: Gradients = []
+
+    def note(*_: object) -> None:
+        if not found:
+            ps = [p for group in moves.param_groups for p in group["params"]]
+            found.extend(torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in ps)
+
+    moves.register_step_pre_hook(note)
+    return found
+
+
+def plain(num_steps: int, max_norm: float | None) -> tuple[Net, Gradients]:
+    """The same steps in a loop of torch's own."""
+    model = net()
+    moves = optimizer(list(model.parameters()))
+    first = noting(moves)
+    for step in range(num_steps):
+        moves.zero_grad()
+        for x, y in batches(step):
+            (loss_of(model(x), y) / sum(SIZES)).backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        moves.step()
+    return model, first
+
+
+def hosted(
+    num_steps: int,
+    max_norm: float | None,
+    *,
+    stay: bool,
+    recompute: bool = False,
+    order: str = "0F0 0B0 0F1 0B1 0REDUCE_GRAD STEP",
+    device: torch.device = CPU,
+) -> tuple[Net, Gradients, Executor]:
+    """The steps with the parameters at home on the host."""
+    model = net()
+    layers = [model.get_submodule(name) for name in LAYERS]
+    residing = Residing(model, layers, device, stay=stay, recompute=recompute)
+    problem = Problem(loss=loss_of, inputs=default_inputs, reduction="sum")
+    ranks, driver = Ranks(("lab/a",), "lab/a"), ScriptedDriver()
+    holding = whole_model(
+        model, problem, ranks, SoloWire(), device=device, residing=residing, on_host=driver.on_host
+    )
+    moves = optimizer(list(model.parameters()))
+    first = noting(moves)
+    ex = Executor(holding, moves, problem, ranks, driver, Settings(max_norm=max_norm))
+    row = tuple(parse_action(word) for word in order.split())
+    for step in range(num_steps):
+        data = batches(step)
+        ex.step(step, row, Alone(SIZES), lambda stage, micro, data=data: data[micro], sum(SIZES))
+    return model, first, ex
+
+
+def distance(ours: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
+    """‖ours - want‖ / ‖want‖ over all tensors together."""
+    ours, want = ([t.detach().cpu().double() for t in ts] for ts in (ours, want))
+    apart = sum(float((a - b).square().sum()) for a, b in zip(ours, want, strict=True))
+    return (apart / sum(float(b.square().sum()) for b in want)) ** 0.5
+
+
+def held(model: Net) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+ONE_BY_ONE = "0F0 0B0 0F1 0B1 0REDUCE_GRAD STEP"
+ALL_FORWARD = "0F0 0F1 0B0 0B1 0REDUCE_GRAD STEP"
+IN_TWO_PARTS = "0F0 0F1 0I0 0I1 0W0 0W1 0REDUCE_GRAD STEP"
+
+
+@pytest.mark.parametrize("order", [ONE_BY_ONE, ALL_FORWARD, IN_TWO_PARTS])
+@pytest.mark.parametrize(
+    ("stay", "recompute", "max_norm"),
+    [(True, False, None), (True, False, 0.5), (False, False, None), (False, False, 0.5), (False, True, 0.5)],
+)
+def test_a_step_is_that_of_a_plain_loop(stay: bool, recompute: bool, max_norm: float | None, order: str):
+    model, first, ex = hosted(3, max_norm, stay=stay, recompute=recompute, order=order)
+    want, want_first = plain(3, max_norm)
+    assert distance(first, want_first) < 1e-12
+    assert distance(held(model), held(want)) < 1e-10
+    ex.close()
+    assert "forward" not in vars(model.blocks[0])
+
+
+def test_the_model_keeps_the_users_own_parameters_and_names():
+    before = net()
+    names = dict(before.named_parameters())
+    model, _, ex = hosted(1, None, stay=False)
+    assert list(dict(model.named_parameters())) == list(names)
+    assert all(p.device == CPU and p.grad is None for p in model.parameters())
+    assert copy.deepcopy(model.state_dict()).keys() == before.state_dict().keys()
+    ex.close()
+
+
+def test_values_that_somebody_else_writes_come_to_the_device():
+    model, _, ex = hosted(1, None, stay=True)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    data = batches(0)
+    totals = ex.evaluate((parse_action("0F0"),), Alone(SIZES), lambda stage, micro: data[micro], SIZES[0])
+    even = SIZES[0] * torch.tensor(float(WORDS)).log()
+    assert totals.loss_sum == pytest.approx(float(even))
+    ex.close()
