@@ -136,6 +136,11 @@ class GradientBuckets:
         for bucket in self._buckets:
             bucket.pending = None
 
+    def sum_of(self, p: nn.Parameter) -> torch.Tensor | None:
+        """Where the summed gradient of `p` lies, zeros where no device had one; None if `p` is not in here."""
+        bucket, i = self._place.get(p, (None, 0))
+        return bucket.views[i] if bucket else None
+
     def norm(self) -> torch.Tensor:
         """The 2-norm of all summed gradients together, each parameter counted once."""
         norms = [b.flat[: b.num_grads].norm() for b in self._buckets]

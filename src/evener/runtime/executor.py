@@ -6,7 +6,7 @@
 Every device ends a step with the same verdict, and every holder of a parameter with the same value.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from evener.core.actions import Action
 from evener.core.membership import Ballot
 from evener.core.seams import Driver
-from evener.core.trace import Span
+from evener.core.trace import Cause, Span
 from evener.runtime.agreement import Verdict
 from evener.runtime.batchnorm import statistics_of
 from evener.runtime.holding import Bench, Holding, Portions, Routed, Settings
@@ -58,6 +58,7 @@ class Executor:
         settings: Settings,
     ) -> None:
         self.holding, self.driver = holding, driver
+        everyone = self._everyone = Tally(ranks, holding.quick or holding.wire, problem.metrics)
         self.bench = Bench(
             holding=holding,
             optimizer=optimizer,
@@ -65,7 +66,7 @@ class Executor:
             ranks=ranks,
             driver=driver,
             settings=settings,
-            tally=Tally(ranks, holding.quick or holding.wire, problem.metrics),
+            tally=Tally(ranks, holding.circle.wire, problem.metrics) if holding.circle else everyone,
             loss_scale=LossScale(settings.loss_scale) if settings.loss_scale else None,
             routed=Routed(ranks.here),
         )
@@ -96,11 +97,13 @@ class Executor:
         total_samples: int,
         scope_of: ScopeOf = no_scope,
         notice: int = 0,
+        own_samples: int | None = None,
     ) -> StepResult:
         """Take step `number` over `total_samples` samples; this device does the actions of `row`.
 
         `scope_of(stage, micro_batch)` says what masks and statistics of a micro-batch depend on. `notice` is
-        told to all devices. An error leaves the step in flight, to be completed or dropped.
+        told to all devices. `own_samples` are those of this device's circle. An error leaves the step in
+        flight, to be completed or dropped.
         """
         start = self.driver.now() if self._began is None else self._began
         tidied = self._tidier.between_steps()
@@ -108,6 +111,7 @@ class Executor:
             self.bench.traced.append(("TIDY", *tidied, "overhead", number))
         self._statistics_before = [b.clone() for b in self._statistics]
         run = self._run = Step(self.bench, number, portions, fetch, total_samples, scope_of)
+        run.divisor = total_samples if own_samples is None else own_samples
         run.start_s, run.share.seconds_before, run.share.notice = start, self._seconds_before, notice
         for action in row:
             run.do(action)
@@ -123,6 +127,15 @@ class Executor:
     def awaits_ballot(self) -> int | None:
         """The step in flight whose gradients are summed while its outcome is not known here."""
         return self._run.number if self._run and self._run.is_summed else None
+
+    def read(self, values: Sequence[float]) -> Totals:
+        """The totals in the sum of several circles' tallies."""
+        return self._everyone.read(values)
+
+    def add_seconds(self, cause: Cause, seconds: float) -> None:
+        """The step just done took so much longer, after its end."""
+        self._seconds_before[cause] = self._seconds_before.get(cause, 0.0) + seconds
+        self._began = self.driver.now()
 
     def complete(self, ballot: Ballot) -> StepResult:
         """Conclude the step in flight as the others did, without asking anybody."""
@@ -177,7 +190,7 @@ class Executor:
             for action in forward_only(row):
                 run.do(action)
         run.let_go()
-        totals = run.agree()
+        totals = run.agree(self._everyone)
         for module, mode in zip(modules, modes, strict=True):
             module.train(mode)
         self.pause()
@@ -185,7 +198,7 @@ class Executor:
 
     def gather_seconds(self, number: int) -> dict[str, dict[str, float]]:
         """Every device's seconds by cause of the step just done; called by all devices together."""
-        totals = self.bench.tally.launch(number, Share(seconds_before=self._seconds_before)).wait()
+        totals = self._everyone.launch(number, Share(seconds_before=self._seconds_before)).wait()
         self.pause()
         return totals.seconds_before
 

@@ -13,6 +13,7 @@ from evener.core.buckets import BUCKET_BYTES
 from evener.core.routes import Piece
 from evener.core.seams import Channel, Driver, Wire
 from evener.core.trace import Cause, Span
+from evener.runtime.outer.late import Late
 from evener.runtime.parts import Part
 from evener.runtime.problem import Problem
 from evener.runtime.ranks import Ranks
@@ -39,10 +40,23 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Circle:
+    """The group of this device where groups take steps by themselves: gradients and tally are its own.
+
+    `wire` sums inside it; with `late` the other groups' gradients come one step later.
+    """
+
+    ranks: Ranks
+    wire: Wire
+    late: Late | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Holding:
     """What this device holds of the model, and how it reaches the others.
 
-    `quick` sums the few numbers of a step where there is a faster way than `wire`.
+    `quick` sums the few numbers of a step where there is a faster way than `wire`; `circle` is who takes
+    steps together where that is not everyone.
     """
 
     parts: dict[int, Part]
@@ -50,6 +64,7 @@ class Holding:
     wire: Wire
     channel: Channel | None = None
     quick: Wire | None = None
+    circle: Circle | None = None
     homes: Homes = field(default_factory=Homes)
 
 
@@ -163,10 +178,11 @@ def whole_model(
     residing: Residing | None = None,
     on_host: OnHost | None = None,
     bucket_bytes: int = BUCKET_BYTES,
+    circle: Circle | None = None,
 ) -> Holding:
     """The holding of data parallelism: the whole model as stage `stage`, its gradients summed over all.
 
-    They go by `sums` where that is not the `wire` of the few numbers of a step.
+    They go by `sums` where that is not the `wire` of the few numbers of a step, and stay inside `circle`.
     """
     part = Part(
         stage=stage,
@@ -178,5 +194,6 @@ def whole_model(
         residing=residing,
     )
     homes = Homes([residing], on_host) if residing and on_host else Homes()
-    reducers = reducers_of_one_model(model, ranks, sums or wire, stage, bucket_bytes, homes)
-    return Holding(parts={stage: part}, reducers=reducers, wire=wire, homes=homes)
+    among, by = (circle.ranks, circle.wire) if circle else (ranks, sums or wire)
+    reducers = reducers_of_one_model(model, among, by, stage, bucket_bytes, homes)
+    return Holding(parts={stage: part}, reducers=reducers, wire=wire, homes=homes, circle=circle)

@@ -139,6 +139,12 @@ class Reducers:
             if isinstance(group.buckets, GradientBuckets):
                 group.buckets.hand_over()
 
+    def sums_of(self, parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+        """Where the summed gradient of each of `parameters` lies, which are all in buckets."""
+        buckets = [g.buckets for g in self._groups if isinstance(g.buckets, GradientBuckets)]
+        found = ([x for b in buckets if (x := b.sum_of(p)) is not None] for p in parameters)
+        return [views[0] for views in found]
+
     def discard(self) -> None:
         for group in self._groups:
             group.buckets.discard()

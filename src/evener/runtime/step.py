@@ -15,10 +15,11 @@ from evener.core.tracebacks import misplaced, raised_in, tells_of_full_memory
 from evener.errors import DataError, EvenerError, ModelError, OutOfMemoryError, PlanMismatchError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.holding import Bench, Portions
+from evener.runtime.outer.late import Late
 from evener.runtime.parts import Alive, Carry, Part, Slot, cut_samples, join_samples
 from evener.runtime.problem import shapes_of
 from evener.runtime.scope import ScopeOf, no_scope
-from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Share, Totals
+from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Share, Tally, Totals
 
 _FORWARD = ("F", "SEND_F", "RECV_F")
 Key = tuple[int, int]  # (stage, micro-batch)
@@ -41,6 +42,7 @@ class Step:
         self._on_host = bench.holding.homes.on_host
         self.routed = bench.routed.of(portions)
         self._fetch_batch, self._scope_of = fetch, scope_of
+        self.divisor = total  # of a mean over samples
         self.start_s = 0.0
         self.seconds: dict[str, float] = {}
         self.share = Share(learning_rate=bench.optimizer.param_groups[0]["lr"])
@@ -170,7 +172,7 @@ class Step:
             alive.scope.pass_by("backward")
             self._give_back(key, [])
             return
-        seed = alive.scale / self.total if self.bench.problem.weight is None else alive.scale
+        seed = alive.scale / self.divisor if self.bench.problem.weight is None else alive.scale
         if self.bench.loss_scale:
             seed *= self.bench.loss_scale.value
         self.bench.holding.reducers.begin(1.0)  # weights are in the seed, and travel with the gradients
@@ -324,10 +326,10 @@ class Step:
             box.sort(key=lambda entry: entry[0])
         return [carry for _, carry in box]
 
-    def agree(self) -> Totals:
+    def agree(self, tally: Tally) -> Totals:
         """Sum and gather the few numbers of the step over all devices."""
         self._put_loss()
-        return self.bench.tally.launch(self.number, self.share).wait()
+        return tally.launch(self.number, self.share).wait()
 
     def _put_loss(self) -> None:
         losses = torch.stack([loss for loss, _ in self._losses]).flatten().tolist() if self._losses else []
@@ -361,15 +363,43 @@ class Step:
         `square_norm` of all gradients is given where another device has it and this one could not ask all.
         """
         self.totals = totals
-        self.verdict = judge(
-            totals.health, on_non_finite=self.bench.settings.on_non_finite, weight=totals.weight
-        )
+        weight = totals.weight + self._arrived()
+        self.verdict = judge(totals.health, on_non_finite=self.bench.settings.on_non_finite, weight=weight)
+        late = self._late
         if self.verdict.do == "apply":
             square_norm = self._hand_out(totals, square_norm)
+        elif late and self.verdict.do == "skip":
+            late.pass_by(torch.tensor(totals.values, dtype=torch.float64))
         self.ballot = Ballot(step=self.number, tally=totals.values, square_norm=square_norm)
         before = self.driver.now()
         self.driver.run("STEP", self._move, signature=(self.verdict.do,))
         self._spent("STEP", "optimizer", before)
+
+    @property
+    def _late(self) -> Late | None:
+        circle = self.bench.holding.circle
+        return circle.late if circle else None
+
+    def _arrived(self) -> float:
+        """The weight of what other circles sent in the step before, once it is here."""
+        if self._late is None:
+            return 0.0
+        before = self.driver.now()
+        weight = self._late.arrive()
+        self._spent("REDUCE_GRAD", "reduce", before)
+        return weight
+
+    def _mixed(self, late: Late, totals: Totals) -> bool:
+        """Other circles' gradients of the step before come in, and this one's go out; False if not finite."""
+        views = self.bench.holding.reducers.sums_of(late.parameters)
+        had = [p.grad is not None for p in late.parameters]
+        numbers = torch.tensor(totals.values, dtype=torch.float64)
+        found = late.mix(views, had, totals.weight, numbers)
+        if found is None:
+            return False
+        for p, view, has in zip(late.parameters, views, found, strict=True):
+            p.grad = view if has else None
+        return True
 
     def _hand_out(self, totals: Totals, square_norm: float | None) -> float | None:
         """Gradients become those of the mean over the global batch; the norm may still say no."""
@@ -377,8 +407,11 @@ class Step:
         scale = bench.loss_scale.value if bench.loss_scale else 1.0
         if not self._is_divided:
             self._is_divided = True
-            by = scale if bench.problem.weight is None else scale * totals.weight
+            by = scale if bench.problem.weight is None else scale * (totals.weight or 1.0)
             self._on_host(lambda: reducers.finish(by))
+        if self._late and not self._mixed(self._late, totals):
+            self.verdict = Verdict(bench.settings.on_non_finite, "the summed gradient is NaN or infinite")
+            return None
         if bench.settings.max_norm is None and bench.loss_scale is None:
             return None
         if square_norm is None:

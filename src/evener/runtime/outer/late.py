@@ -19,19 +19,18 @@ class Late:
     """The other groups' part of each step's gradient, which comes one step late.
 
     Within a step: `arrive`, then `mix` or, where the step does not count here, `pass_by`. What came in for a
-    step that does not count is kept for the next one. `numbers` is a vector of so many float64 that groups
-    sum beside the gradients: `arrived` has them, complete.
+    step that does not count is kept for the next one. `numbers` are float64 that groups sum beside the
+    gradients: `arrived` has those of the step before, complete.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], between: Between, num_numbers: int) -> None:
-        self._parameters, self._between = list(parameters), between
-        self._own, self._sum = Flat(self._parameters), Flat(self._parameters)
-        self._late, self._tail_size = Flat(self._parameters), 1 + len(self._parameters)
+    def __init__(self, parameters: Sequence[nn.Parameter], between: Between) -> None:
+        self.parameters, self._between = list(parameters), between
+        self._own, self._sum = Flat(self.parameters), Flat(self.parameters)
+        self._late, self._tail_size = Flat(self.parameters), 1 + len(self.parameters)
         self._late_tail = torch.zeros(self._tail_size, dtype=torch.float64)  # weight, who had a gradient
         self._own_tail = torch.zeros(self._tail_size, dtype=torch.float64)
         self._told = torch.zeros(0, dtype=torch.float64)
         self._pending: list[Pending] = []
-        self._num_numbers = num_numbers
         self.arrived: Tensor | None = None
         self.trained = 0.0  # weight of all own steps
 
@@ -76,7 +75,7 @@ class Late:
         self._send(torch.zeros(self._tail_size, dtype=torch.float64), numbers)
 
     def _send(self, tail: Tensor, numbers: Tensor) -> None:
-        assert not self._pending and len(numbers) == self._num_numbers
+        assert not self._pending
         self._own_tail = tail
         self._sum.set_to(self._own)
         self._told = torch.cat([tail, numbers])
@@ -90,7 +89,7 @@ class Late:
         """
         self.arrive()
         mine = self._own
-        mine.take(self._parameters)
+        mine.take(self.parameters)
         mine.multiply(self.trained)
         told = torch.tensor([self.trained], dtype=torch.float64)
         pending = self._between.start("mean", mine, told)
@@ -98,7 +97,7 @@ class Late:
             pending.pop(0).wait()
         if float(told) > 0:
             mine.multiply(1.0 / float(told))
-            mine.give(self._parameters)
+            mine.give(self.parameters)
 
     def own_state(self) -> dict[str, Tensor]:
         """What differs between groups beside weights and optimiser: the others' gradients, not used yet."""
