@@ -284,4 +284,4 @@ def share_samples(stage: Stage, pipeline: Pipeline) -> tuple[int, ...]:
     """Samples of a global batch that each share of `stage` takes, summed over micro-batches."""
     weights = [share.samples for share in stage.shares]
     split = [apportion(size, weights) for size in pipeline.micro_batch_sizes]
-    return tuple(sum(column) for column in zip(*split, strict=True))
+    return tuple(map(sum, zip(*split, strict=True))) if split else (0,) * len(weights)
