@@ -10,12 +10,14 @@ import torch
 
 from evener.core.figures import Figure
 
+_STREAMED = ("cuda", "xpu")  # whose streams can be waited for one by one
+
 
 class HardwareDriver:
     """Runs actions on a real device; the clock is the host's.
 
-    On an accelerator an action ends with a synchronisation, so that its time is the device's time and
-    not the time to queue it.
+    On an accelerator an action ends when what it queued on the current stream is done, so that its time is
+    the device's time and not the time to queue it. Copies on other streams may go on.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -29,7 +31,9 @@ class HardwareDriver:
     def run(self, action: str, work: Callable[[], Any], *, signature: Hashable = ()) -> Any:
         """Do `work`, wait until the device is done, return its result."""
         result = work()
-        if self._on_accelerator:
+        if self.device.type in _STREAMED:
+            torch.accelerator.current_stream(self.device).synchronize()
+        elif self._on_accelerator:
             torch.accelerator.synchronize(self.device)
         return result
 

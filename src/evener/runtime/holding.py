@@ -21,6 +21,7 @@ from evener.runtime.reducers import Reducers, reducers_of_one_model
 from evener.runtime.residing.homes import Homes, OnHost
 from evener.runtime.residing.residing import Residing
 from evener.runtime.scaling import LossScale
+from evener.runtime.tables.ahead import Lookahead
 from evener.runtime.tally import Tally
 
 TRACED_ACTIONS = 4096  # the newest ones; older ones are in the records as seconds by cause
@@ -55,8 +56,13 @@ class Circle:
 class Holding:
     """What this device holds of the model, and how it reaches the others.
 
+<<<<<<< ours
     `quick` sums the few numbers of a step where there is a faster way than `wire`; `circle` is who takes
     steps together where that is not everyone.
+=======
+    `quick` sums the few numbers of a step where there is a faster way than `wire`. `ahead` sends rows of
+    tables before they are asked for.
+>>>>>>> theirs
     """
 
     parts: dict[int, Part]
@@ -66,6 +72,7 @@ class Holding:
     quick: Wire | None = None
     circle: Circle | None = None
     homes: Homes = field(default_factory=Homes)
+    ahead: Lookahead | None = None
 
 
 class Portions(Protocol):

@@ -135,14 +135,28 @@ class Step:
             self._pass_on("F", key, (), ())  # nothing counts, and a mean over nothing would be NaN
             return
         alive.shapes = (shapes_of(batch), shapes_of(carry), torch.is_grad_enabled())
-        metrics = self._guarded(
-            action, part, lambda: part.forward(alive, batch, carry), alive.shapes, f"forward{part.of_stage}"
-        )
+        ahead = self.bench.holding.ahead
+        if ahead is not None:
+            self._await_rows(lambda: ahead.arrive(batch))
+
+        def forward() -> dict:
+            metrics = part.forward(alive, batch, carry)
+            if ahead is not None:
+                ahead.look()
+            return metrics
+
+        metrics = self._guarded(action, part, forward, alive.shapes, f"forward{part.of_stage}")
         if metrics is None:
             alive.scope.pass_by("forward")
         elif part.is_last:
             self._count_loss(alive, metrics)
         self._pass_on("F", key, alive.outputs, part.gives)
+
+    def _await_rows(self, wait: Callable[[], None]) -> None:
+        """What is not hidden of the way of tables' rows, or of their gradients."""
+        before = self.driver.now()
+        self.driver.run("ROWS", wait)
+        self._spent("ROWS", "transfer", before)
 
     def _counted(self, batch: Any, samples: int) -> float:
         try:
@@ -227,9 +241,7 @@ class Step:
             came = [c or tuple(map(torch.zeros_like, cut)) for c, cut in zip(came, cuts, strict=True)]
         return join_samples(came, slots, _sum)
 
-    def _guarded(
-        self, action: str, part: Part, work: Callable[[], Any], signature: tuple, phase: str
-    ) -> Any:
+    def _guarded(self, action: str, part: Part, work: Callable[[], Any], signature: tuple, phase: str) -> Any:
         """The result of `work`, or None after running out of memory, which is a vote and no crash."""
         before = self.driver.now()
         try:
@@ -343,6 +355,8 @@ class Step:
         """All sums arrive, then the tally: who has it knows that everybody has the sums."""
         reducers = self.bench.holding.reducers
         self._put_loss()
+        if self.bench.holding.ahead is not None:
+            self._await_rows(self.bench.holding.ahead.depart)
         launched = self.driver.now()
         self.share.computed_s = launched - self.start_s
         self.share.compute_s = self.seconds.get("compute", 0.0)

@@ -5,7 +5,7 @@ plan ──► cut the model along the pipelines this device is in ──► nam
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch.distributed as dist
 from torch import nn
@@ -178,6 +178,7 @@ def _whole(
         on_host=site.driver.on_host if residing else None,
     )
     tables.join(holding.reducers, [model])
+    holding = replace(holding, ahead=tables.look_ahead(site.torch_device))
     everything = [n for n, _ in [*model.named_parameters(), *model.named_buffers()]]
     return Layout(
         holding=holding,

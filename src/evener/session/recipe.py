@@ -41,6 +41,7 @@ class Recipe:
     {"emb": {"lab1/a": 5, "lab1/b": 3}} its rows in that proportion; {"(loss)": "cpu"} has the loss there.
     table_optimizer: how tables move (`ev.TableAdam` and others), for all or by name; default: as `optimizer`.
     ids: where a table's ids stand in a batch, {"emb": lambda batch: …}; default: found by running the model.
+    None for a table: it is looked up when the model asks, on one device alone and with nothing sent ahead.
     """
 
     model: nn.Module
@@ -68,7 +69,7 @@ class Recipe:
     figures: dict[str, float] = field(default_factory=dict)
     place: Mapping[str, Any] = field(default_factory=dict)
     table_optimizer: TableOptimizer | Mapping[str, TableOptimizer] | None = None
-    ids: Mapping[str, Callable[[Any], torch.Tensor]] = field(default_factory=dict)
+    ids: Mapping[str, Callable[[Any], torch.Tensor] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):

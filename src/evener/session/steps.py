@@ -80,6 +80,7 @@ class Steps:
         self._open_plan()
         self.executor = Executor(layout.holding, self.optimizer, recipe.problem, ranks, site.driver, settings)
         self.samples_seen = self.number = self.called = 0
+        self._stop_at = 0
         self.since = 0  # the first step under the plan in force
         self._unrecorded: StepResult | None = None
         self.notice: Callable[[], int] = lambda: 0
@@ -98,6 +99,7 @@ class Steps:
 
     def run(self, stop_at_samples: int) -> Iterator[StepRecord]:
         """Steps until `stop_at_samples` samples were seen, or a change is ahead: `called` is its number."""
+        self._stop_at = stop_at_samples
         while self.samples_seen < stop_at_samples and not self.called:
             number, late = self.number, self._unrecorded
             self.at_boundary(number)
@@ -192,6 +194,7 @@ class Steps:
         self._open_plan()
         if self._feed:
             self._feed.close()  # what was read ahead belongs to the shares before
+        self.layout.tables.forget()
         self._feed = None
 
     def _open_plan(self) -> None:
@@ -217,6 +220,7 @@ class Steps:
                 pin=self.site.torch_device.type != "cpu",
             )
         feed = self._feed
+        last = self.samples_seen + batch.samples >= self._stop_at
         routes = self.playbook.routes(batch.samples)
         planned = self.playbook.row(batch.samples)
         draw = self.stealing.begin(self.plan, routes) if self.stealing else None
@@ -227,7 +231,7 @@ class Steps:
             draw or routes,
             self.stealing.fetch(draw, feed, batch)
             if self.stealing and draw
-            else self.layout.tables.ahead(feed.next_batch, len(self.playbook.reads(batch))),
+            else self.layout.tables.ahead(feed.next_batch, len(self.playbook.reads(batch)), last=last),
             batch.samples,
             self.scopes.begin_step(number, routes, draw.range_of if draw else None),
             self.notice(),

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan, TablePlacement
 from evener.core.split import apportion
-from evener.errors import UsageError
+from evener.errors import ModelError, UsageError
 from evener.planner.tables import too_large
 from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import Reducers
+from evener.runtime.tables.ahead import Lookahead
 from evener.runtime.tables.exchange import Exchange
 from evener.runtime.tables.finding import IdsOf, find_ids, ids_asked
 from evener.runtime.tables.layer import TableLayer, place_table, put_back, table_layers
@@ -97,6 +98,8 @@ class JobTables:
     take_parts: Callable[[], None] = lambda: None
     notes: tuple[str, ...] = ()
     sums: TableSums | None = None
+    lookahead: Lookahead | None = None
+    _waiting: deque[Any] = field(default_factory=deque)
 
     def join(self, reducers: Reducers, here: list[nn.Module]) -> None:
         """Take this device's parts, and part in the sums of steps; called by all devices together.
@@ -118,16 +121,54 @@ class JobTables:
             table.use(_optimizer_of(recipe, table.name, optimizer))
         self.sums.follow(optimizer)
 
-    def ahead(self, read: Callable[[], Any], count: int) -> Callable[[int, int], Any]:
+    def look_ahead(self, device: torch.device) -> Lookahead | None:
+        """What sends rows to this accelerator before they are asked for; `join` was called."""
+        if self.sums is not None and device.type != "cpu":
+            self.lookahead = Lookahead(self.here, self.ids_of, device, self.sums.rate_of)
+            self.sums.moved = self.lookahead.settle
+        return self.lookahead
+
+    def ahead(self, read: Callable[[], Any], count: int, *, last: bool = False) -> Callable[[int, int], Any]:
         """What gives the step's micro-batches one by one: `count` are read now, and their rows fetched.
 
-        Called by all devices together; on one device nothing is read before its turn.
+        Called by all devices together. One device by itself reads one micro-batch ahead where rows are sent
+        ahead, also one of the next step unless this is the `last`; otherwise nothing before its turn.
         """
-        if self.sums is None or self.exchange.world_size == 1:
+        if self.sums is None or (self.exchange.world_size == 1 and self.lookahead is None):
             return lambda stage, micro_batch: read()
+        if self.exchange.world_size == 1:
+            return self._one_ahead(read, count, last=last)
         batches = deque(read() for _ in range(count))
         self._fetch(list(batches))
-        return lambda stage, micro_batch: batches.popleft()
+
+        def give(stage: int, micro_batch: int) -> Any:
+            batch = batches.popleft()
+            if self.lookahead is not None:
+                self.lookahead.expect(batches[0] if batches else None, beyond=False)
+            return batch
+
+        return give
+
+    def _one_ahead(self, read: Callable[[], Any], count: int, *, last: bool) -> Callable[[int, int], Any]:
+        assert self.lookahead is not None
+        lookahead, waiting, left = self.lookahead, self._waiting, count
+
+        def give(stage: int, micro_batch: int) -> Any:
+            nonlocal left
+            left -= 1
+            batch = waiting.popleft() if waiting else read()
+            if left or not last:
+                waiting.append(read())
+            lookahead.expect(waiting[0] if waiting else None, beyond=not left)
+            return batch
+
+        return give
+
+    def forget(self) -> None:
+        """What was read ahead belongs to shares that no longer hold."""
+        self._waiting.clear()
+        if self.lookahead is not None:
+            self.lookahead.forget()
 
     def held_out(
         self, read: Callable[[int, int], Any], keys: Sequence[tuple[int, int]]
@@ -215,7 +256,8 @@ def open_tables(
         return JobTables()
     several = ranks.world_size > 1
     exchange = Exchange(ranks.world_size, new_group(list(range(ranks.world_size))) if several else None)
-    ids_of, notes = _ids(recipe, layers) if several else ({}, ())
+    far = site.torch_device.type != "cpu"
+    ids_of, notes = _ids(recipe, layers, several=several) if several or far else ({}, ())
     placed = placements(recipe, plan, ranks.devices)
 
     def take_parts() -> None:
@@ -272,18 +314,30 @@ def _maker(residence: str, recipe: Recipe, site: Site, table: str) -> MakeRows:
     )
 
 
-def _ids(recipe: Recipe, layers: list[TableLayer]) -> tuple[dict[str, IdsOf], tuple[str, ...]]:
-    """How to read each table's ids from a batch, found by running the model unless the recipe says it."""
+def _ids(
+    recipe: Recipe, layers: list[TableLayer], *, several: bool
+) -> tuple[dict[str, IdsOf], tuple[str, ...]]:
+    """How to read each table's ids from a batch, found by running the model unless the recipe says it.
+
+    One device can do without: it then looks up what the model asks for, and nothing ahead.
+    """
     batch = recipe.batch_of(_WATCHED_SAMPLES)
     args, kwargs, _ = recipe.problem.inputs(batch)
     asked: dict[str, list[Tensor]] = {}
-    if any(x.table.name not in recipe.ids for x in layers):
+    if any(recipe.ids.get(x.table.name) is None for x in layers):
         asked = ids_asked(recipe.model, layers, lambda: recipe.model(*args, **kwargs))
     found, notes = {}, []
     for name in dict.fromkeys(x.table.name for x in layers):
-        if name in recipe.ids:
-            found[name] = recipe.ids[name]
+        given = recipe.ids.get(name)
+        if given is not None:
+            found[name] = given
+        if given is not None or (name in recipe.ids and not several):
             continue
-        found[name], note = find_ids(batch, asked[name], name)
+        try:
+            found[name], note = find_ids(batch, asked[name], name)
+        except ModelError as e:
+            if several:
+                raise
+            note = f"table {name}: {e.what}, so none are sent before they are asked for"
         notes.append(note)
     return found, tuple(notes)

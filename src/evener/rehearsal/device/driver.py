@@ -1,7 +1,8 @@
 """The driver of a card: actions run on the device, and end when the device has done them.
 
-host     ──F0 queued──┐ wait ┐──B0 queued──┐ wait ┐      an action ends with a synchronisation
+host     ──F0 queued──┐ wait ┐──B0 queued──┐ wait ┐      an action ends when its stream is at rest
 device   ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓┘▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓┘
+copies   ──────▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒─────────      on streams of their own go on beside it
 """
 
 import contextlib
@@ -85,7 +86,7 @@ class CardDriver:
             if action == HOST_ACTION:
                 card_clock.spend(self._clock() - began_s)
                 return result
-            card_clock.synchronize()
+            card_clock.wait(max(card_clock.host_s, card_clock.stream.free_s))
             late_s = max(0.0, card_clock.lag_s - lag_s)
             self._add(actions=1, total_s=card_clock.host_s - start_s, late=int(late_s > 0), late_s=late_s)
             return result

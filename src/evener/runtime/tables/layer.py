@@ -1,9 +1,9 @@
 """What stands in a model in the place of nn.Embedding and nn.EmbeddingBag while its table lies elsewhere."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from evener.errors import ModelError, UnknownNameError
 from evener.runtime.tables.lookup import bags_of, look_up, sorted_ids, sum_bags
 from evener.runtime.tables.rows import MemoryRows, StandInRows, check_dtype
 from evener.runtime.tables.table import Part, Table, check_ids
+from evener.runtime.tables.transfers import Lanes
 
 # The rows that lookups of a forward gave, as leaves: a backward in two parts must be told what to reach.
 LOOKUPS: ContextVar[list[Tensor] | None] = ContextVar("lookups", default=None)
@@ -28,6 +29,22 @@ def noted_lookups(into: list[Tensor]) -> Iterator[None]:
         LOOKUPS.reset(token)
 
 
+class Sent(Protocol):
+    """Rows of `ids` on the device, sent there ahead of the lookup."""
+
+    ids: Tensor
+    rows: Tensor
+    unused: Tensor | None
+
+    def places(self, input: Tensor) -> Tensor:
+        """Where among the rows those of `input` are."""
+        ...
+
+    def check(self) -> None:
+        """ModelError if the lookup wanted others; `unused` is then known."""
+        ...
+
+
 class TableLayer(nn.Module):
     """A lookup in a table: the same results and gradients as the layer it replaces, which it keeps.
 
@@ -41,6 +58,8 @@ class TableLayer(nn.Module):
         self.padding_idx = replaced.padding_idx
         self._replaced = (replaced,)  # out of nn.Module's sight, which would take it for a child
         self.watcher: Any = None  # told every call's ids; the layer then gives zeros
+        self.sent: Sent | None = None  # the rows of the micro-batch under way where they were sent ahead
+        self.lanes: Lanes | None = None  # by which gradients leave while the device goes on
 
     @property
     def replaced(self) -> nn.Embedding | nn.EmbeddingBag:
@@ -62,29 +81,45 @@ class TableLayer(nn.Module):
 
     def rows_of(self, unique: Tensor, device: torch.device) -> Tensor:
         """The rows of `unique` ids on `device`: a leaf whose gradient comes back to the table."""
-        rows = self.table.read(unique)
-        rows = moved(rows, device).detach()
+        return self._leaf(moved(self.table.read(unique), device), lambda g: self.hand_in(unique, g))
+
+    def sent_to(self, device: torch.device) -> Sent | None:
+        """What was sent ahead to `device` for the micro-batch under way, its rows as `rows_of` gives them."""
+        sent = self.sent
+        if sent is None or sent.rows.device != device:
+            return None
+        if torch.is_grad_enabled() and not sent.rows.requires_grad:
+            sent.rows = self._leaf(sent.rows, lambda g: self.hand_in(sent.ids, g, sent))
+        return sent
+
+    def _leaf(self, rows: Tensor, hand_in: Callable[[Tensor], None]) -> Tensor:
+        rows = rows.detach()
         if torch.is_grad_enabled():
             rows.requires_grad_(True)
-            rows.register_post_accumulate_grad_hook(lambda leaf: self._hand_in(unique, leaf))
-            rows.evener_lookup = (self, unique)  # type: ignore[attr-defined]
+
+            def take(leaf: Tensor) -> None:
+                gradient, leaf.grad = leaf.grad, None
+                assert gradient is not None
+                hand_in(gradient)
+
+            rows.register_post_accumulate_grad_hook(take)
+            rows.evener_hand_in = hand_in  # type: ignore[attr-defined]
             noted = LOOKUPS.get()
             if noted is not None:
                 noted.append(rows)
         return rows
 
-    def _hand_in(self, ids: Tensor, leaf: Tensor) -> None:
-        gradient, leaf.grad = leaf.grad, None
-        assert gradient is not None
-        self.hand_in(ids, gradient)
-
-    def hand_in(self, ids: Tensor, gradient: Tensor) -> None:
+    def hand_in(self, ids: Tensor, gradient: Tensor, sent: Sent | None = None) -> None:
         """Gradient rows of one lookup; the padding row has none, as it is not trained."""
+        dropped = None
         if self.padding_idx is not None:
-            keep = ids != self.padding_idx
-            if not bool(keep.all()):
-                ids, gradient = ids[keep], gradient[keep.to(gradient.device)]
-        self.table.collect(ids, gradient)
+            dropped = ids == self.padding_idx
+        if sent is not None:
+            sent.check()
+            if sent.unused is not None:
+                dropped = sent.unused if dropped is None else dropped | sent.unused
+        leaving = self.lanes.outgoing(gradient) if self.lanes and gradient.device.type != "cpu" else None
+        self.table.collect(ids, leaving or gradient.detach(), dropped)
 
     def _padding_place(self, unique: Tensor) -> int | None:
         if self.padding_idx is None:
@@ -104,6 +139,9 @@ class TableEmbedding(TableLayer):
         if self.watcher is not None:
             self.watcher(self, input)
             return torch.zeros(*input.shape, self.embedding_dim, dtype=self.table.dtype, device=input.device)
+        sent = self.sent_to(input.device)
+        if sent is not None:
+            return F.embedding(sent.places(input), sent.rows)
         ids = sorted_ids(self.host_ids(input))
         rows = self.rows_of(ids.unique, input.device)
         if input.device.type == "cpu":
@@ -124,6 +162,9 @@ class TableBag(TableLayer):
         if self.watcher is not None:
             self.watcher(self, input)
             return torch.zeros(num, self.embedding_dim, dtype=self.table.dtype, device=device)
+        sent = self.sent_to(device)
+        if sent is not None:
+            return self._bags(sent.places(input), sent.rows, sent.ids, offsets, per_sample_weights)
         starts = None if offsets is None else offsets.to("cpu")
         host = self.host_ids(input, starts)
         weighted = per_sample_weights is not None and per_sample_weights.requires_grad
@@ -137,14 +178,22 @@ class TableBag(TableLayer):
         rows = self.rows_of(ids.unique, device)
         if not len(rows):  # torch wants a row to look up in, also for empty bags alone
             return rows.new_zeros(num, self.embedding_dim)
+        places = moved(ids.places, device).view(input.shape)
+        return self._bags(places, rows, ids.unique, offsets, per_sample_weights)
+
+    def _bags(
+        self, places: Tensor, rows: Tensor, unique: Tensor, offsets: Tensor | None, factors: Tensor | None
+    ) -> Tensor:
+        bag = self.replaced
+        assert isinstance(bag, nn.EmbeddingBag)
         return F.embedding_bag(
-            moved(ids.places, device).view(input.shape),
+            places,
             rows,
             offsets,
             mode=bag.mode,
-            per_sample_weights=per_sample_weights,
+            per_sample_weights=factors,
             include_last_offset=bag.include_last_offset,
-            padding_idx=self._padding_place(ids.unique),
+            padding_idx=self._padding_place(unique),
         )
 
 

@@ -43,6 +43,11 @@ class TableOptimizer(Protocol):
         ...
 
 
+def defers(optimizer: TableOptimizer, dim: int) -> bool:
+    """Whether rows that a step leaves out move all the same, which is made up for when they are next read."""
+    return _SEEN in optimizer.widths(dim)
+
+
 def _check(optimizer: Any) -> None:
     for name, low in (("lr", 0.0), ("weight_decay", 0.0), ("eps", 0.0)):
         value = getattr(optimizer, name, None)

@@ -4,7 +4,7 @@ Their norm enters the one clip norm, their gradients are divided and clipped lik
 when the job's optimiser moves: a step that does not count leaves them as they were.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -20,18 +20,26 @@ class TableSums:
         self.tables: list[Table] = list({id(x.table): x.table for x in layers}.values())
         self._base_rate = 1.0
         self._handle: RemovableHandle | None = None
+        self.moved: Callable[[], None] = lambda: None  # called when all tables have moved
+        self._rate_of_job: Callable[[], float] = lambda: self._base_rate
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Move the tables whenever `optimizer` has moved, by its learning rate or in step with it."""
         self._base_rate = optimizer.param_groups[0]["lr"]
-        self._handle = optimizer.register_step_post_hook(lambda *_: self._move(optimizer))
+        self._rate_of_job = lambda: optimizer.param_groups[0]["lr"]
+        self._handle = optimizer.register_step_post_hook(lambda *_: self._move())
 
-    def _move(self, optimizer: torch.optim.Optimizer) -> None:
-        rate = optimizer.param_groups[0]["lr"]
+    def rate_of(self, table: Table) -> float:
+        """The learning rate of `table` in the step under way."""
+        rate = self._rate_of_job()
+        own = table.optimizer.lr if table.optimizer else None
+        scheduled = rate / self._base_rate if self._base_rate else 1.0
+        return rate if own is None else own * scheduled
+
+    def _move(self) -> None:
         for table in self.tables:
-            own = table.optimizer.lr if table.optimizer else None
-            scheduled = rate / self._base_rate if self._base_rate else 1.0
-            table.move(rate if own is None else own * scheduled)
+            table.move(self.rate_of(table))
+        self.moved()
 
     def begin(self, scale: float) -> None:
         for table in self.tables:
@@ -39,9 +47,9 @@ class TableSums:
 
     def take(self, p: torch.Tensor, grad: torch.Tensor) -> None:
         """`grad` is what a backward in two parts gave for a lookup's rows."""
-        layer, ids = getattr(p, "evener_lookup", (None, None))
-        if layer is not None:
-            layer.hand_in(ids, grad)
+        hand_in = getattr(p, "evener_hand_in", None)
+        if hand_in is not None:
+            hand_in(grad)
 
     def arm(self, step: int, segment: int = 0) -> None:
         """Nothing leaves before the step's last backward: a later lookup may add to any row."""

@@ -10,6 +10,7 @@ from evener.runtime.tables.exchange import Exchange, Route
 from evener.runtime.tables.lookup import sorted_ids
 from evener.runtime.tables.optimizers import TableOptimizer
 from evener.runtime.tables.rows import WEIGHT, Rows, add
+from evener.runtime.tables.transfers import Outgoing
 
 
 class Rates:
@@ -20,10 +21,15 @@ class Rates:
 
     def add(self, rate: float) -> None:
         """Count a step."""
+        self.after(rate)
+        self._used += 1
+
+    def after(self, rate: float) -> np.ndarray:
+        """All rates, were the next step's `rate`; good until the next call."""
         if self._used == len(self._all):
             self._all = np.concatenate([self._all, np.zeros(self._used)])
         self._all[self._used] = rate
-        self._used += 1
+        return self._all[: self._used + 1]
 
     def restore(self, rates: np.ndarray) -> None:
         """Count from the step on that these lead to."""
@@ -51,6 +57,23 @@ class _Fetched:
     route: Route
 
 
+@dataclass(frozen=True)
+class _Given:
+    """The gradient of one lookup, perhaps still on its way; rows in `dropped` do not count."""
+
+    ids: torch.Tensor
+    gradient: torch.Tensor | Outgoing
+    dropped: torch.Tensor | None
+    scale: float
+
+    def arrived(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.gradient.wait() if isinstance(self.gradient, Outgoing) else self.gradient
+        ids, rows = self.ids, rows.to("cpu", dtype)
+        if self.dropped is not None and bool(self.dropped.any()):
+            ids, rows = ids[~self.dropped], rows[~self.dropped]
+        return ids, rows if self.scale == 1.0 else rows * self.scale
+
+
 class Table:
     """A table of `num_rows` rows of `dim` numbers, owner i of the group holding bounds[i] to bounds[i+1].
 
@@ -67,7 +90,7 @@ class Table:
         self.collects = False
         self.gradient: tuple[torch.Tensor, torch.Tensor] | None = None  # local ids, summed rows
         self._scale = 1.0
-        self._pending: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._pending: list[_Given] = []
         self._fetched: _Fetched | None = None
         self._untouched = True
 
@@ -125,19 +148,19 @@ class Table:
         """Gradients count from now on, `scale` times each."""
         self.collects, self._scale = True, scale
 
-    def collect(self, ids: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Take in the gradient rows of one lookup; dropped outside of a step."""
-        if not self.collects or self._scale == 0:
-            return
-        rows = gradient.detach().to("cpu", self.dtype)
-        self._pending.append((ids, rows if self._scale == 1.0 else rows * self._scale))
+    def collect(
+        self, ids: torch.Tensor, gradient: torch.Tensor | Outgoing, dropped: torch.Tensor | None = None
+    ) -> None:
+        """Take in the gradient rows of one lookup but those `dropped`; none counts outside of a step."""
+        if self.collects and self._scale != 0:
+            self._pending.append(_Given(ids, gradient, dropped, self._scale))
 
     def sum_up(self) -> None:
         """Add up what all micro-batches and all devices gave; each owner then has its rows' gradient.
 
         Called by all devices of the group together.
         """
-        ids, rows = summed(self._pending, self.dim, self.dtype)
+        ids, rows = summed([given.arrived(self.dtype) for given in self._pending], self.dim, self.dtype)
         self._pending = []
         self._untouched = not len(ids)
         if self.exchange is not None:
