@@ -56,13 +56,8 @@ class Circle:
 class Holding:
     """What this device holds of the model, and how it reaches the others.
 
-<<<<<<< ours
     `quick` sums the few numbers of a step where there is a faster way than `wire`; `circle` is who takes
-    steps together where that is not everyone.
-=======
-    `quick` sums the few numbers of a step where there is a faster way than `wire`. `ahead` sends rows of
-    tables before they are asked for.
->>>>>>> theirs
+    steps together where that is not everyone; `ahead` sends rows of tables before they are asked for.
     """
 
     parts: dict[int, Part]
