@@ -111,7 +111,8 @@ def test_what_a_checkpoint_costs_is_measured(benchmark_folder):
 
 def test_serving_is_measured_in_pairs(benchmark_folder):
     serving = load(benchmark_folder, "serving")
-    found = [(False, [1.0, 1.0]), (True, [1.1, 1.1]), (True, [3.0]), (False, [2.0])]
-    assert serving.ratios(found) == pytest.approx([1.1, 1.5])
-    run = serving.measure(length=12, pairs=1)
-    assert len(run["pairs"]) == 1 and run["step_s"] > 0 and run["events"] >= 1
+    low, high = serving.interval([1.0, 1.01, 1.02])
+    assert 1.0 <= low <= high <= 1.02
+    run = serving.measure(length=6, rounds=1)
+    assert len(run["pairs"]) == 2 and len(run["controls"]) == 1 and run["step_s"] > 0
+    assert run["core"]["server"] >= 0 and run["core"]["onlooker"] >= 0

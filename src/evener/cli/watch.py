@@ -7,6 +7,7 @@ import time
 from rich.console import Console
 
 from evener.cli.options import AsJson, ListenAt, LogTo, RunFolder, Serve
+from evener.core.tell import tell
 from evener.core.words import printable
 from evener.report.live import LiveView
 from evener.report.page.files import RunFiles
@@ -63,7 +64,7 @@ def _follow(follower: Follower) -> RunFiles:
                 since, patience = now, QUIET_S
             elif now - since > patience:
                 told = "no plan" if run is None else "no new step"
-                print(f"evener: {told} for {clock_time(now - since)}", file=sys.stderr, flush=True)
+                tell(f"{told} for {clock_time(now - since)}")
                 patience *= 2
             time.sleep(LOOK_S)
     finally:

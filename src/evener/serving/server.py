@@ -1,7 +1,6 @@
 """A server for the live view, in a thread beside whatever else this process waits for."""
 
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 import uvicorn
 
 from evener.core.addresses import host_and_port
+from evener.core.tell import tell
 from evener.core.threads import stand_back
 from evener.errors import EnvironmentBrokenError
 from evener.serving.access import Access, token_for
@@ -20,11 +20,6 @@ START_S = 10.0
 GOODBYE_S = 3.0
 
 
-def told(sentence: str) -> None:
-    """Prints for a person, beside the run's own output."""
-    print(f"evener: {sentence}", file=sys.stderr, flush=True)
-
-
 class LiveServer:
     """Shows the run in the folder at `path` at `address` ("host:port"); a context manager.
 
@@ -32,7 +27,7 @@ class LiveServer:
     the address cannot be had.
     """
 
-    def __init__(self, path: str | Path, address: str, say: Callable[[str], None] = told) -> None:
+    def __init__(self, path: str | Path, address: str, say: Callable[[str], None] = tell) -> None:
         host, port = host_and_port(address, example="127.0.0.1:8080; port 0 is any free one")
         self.token = token_for(host)
         self._say = say

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from evener.core.tell import tell
 from evener.errors import EnvironmentBrokenError
 from evener.serving.writers import Relay, open_writers
 
@@ -22,10 +23,10 @@ def watching(
             stack.enter_context(Relay(folder, open_writers(log_to, Path(folder))))
         if listen is not None:
             try:
-                from evener.serving.server import LiveServer, told
+                from evener.serving.server import LiveServer
             except ImportError as e:
                 raise EnvironmentBrokenError(
                     f"the live view needs a package: {e}", remedy="pip install 'evener[web]'"
                 ) from e
-            stack.enter_context(LiveServer(folder, listen, say or told))
+            stack.enter_context(LiveServer(folder, listen, say or tell))
         yield

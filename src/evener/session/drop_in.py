@@ -13,7 +13,6 @@ it is the gradient one device would have: clip_grad_norm_ and the like work as t
 
 import atexit
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -27,6 +26,7 @@ from evener.core.order import global_batch_at
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.seams import Wire
 from evener.core.split import apportion
+from evener.core.tell import tell
 from evener.errors import ModelError, PlanMismatchError, ReductionMismatchError, UsageError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.buckets import GradientBuckets
@@ -330,7 +330,7 @@ class _LoopSteps:
     def _report_skip(self) -> None:
         assert self.verdict is not None
         if self.verdict.do != "apply":
-            print(f"evener: step {self._number - 1} skipped by all: {self.verdict.reason}", file=sys.stderr)
+            tell(f"step {self._number - 1} skipped by all: {self.verdict.reason}")
 
 
 def _gate(optimizer: torch.optim.Optimizer, steps: _LoopSteps) -> None:

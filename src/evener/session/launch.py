@@ -7,7 +7,6 @@ import multiprocessing as mp
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from evener.core.addresses import host_and_port
 from evener.core.files import decode, encode
+from evener.core.tell import tell
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.session.address import choose_interface
 from evener.session.conclude import Outcome
@@ -121,7 +121,7 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
             guarded_work(request, meeting)
     except EvenerError as e:
         if isinstance(e, PeerLostError | RefusedError):  # the others go on, so nobody else tells
-            _say(f"{mp.current_process().name} ends: {e.what}")
+            tell(f"{mp.current_process().name} ends: {e.what}")
         os._exit(e.exit_code)  # told to the store; loader workers and Gloo threads need no goodbye
 
 
@@ -150,9 +150,9 @@ def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: boo
                 killed = lost if process.exitcode < 0 else killed
                 if not (elastic and isinstance(lost, PeerLostError) and (running or store.check([OUTCOME]))):
                     raise (killed or lost) if isinstance(lost, PeerLostError) else lost
-                _say(f"{lost.what}; the others go on")
+                tell(f"{lost.what}; the others go on")
         for sentence in lookout.look(list(running.values())):
-            _say(sentence)
+            tell(sentence)
 
 
 def _why(process, store: dist.Store, *, patient: bool) -> EvenerError:
@@ -177,18 +177,14 @@ def _open_door(request: Request, host: str, port: int, store_port: int) -> Door:
     """Where devices join this job; how is printed, and the token is in the run's folder."""
     folder = Path(request.run_dir)
     welcome = Welcome(store_host=host, store_port=store_port, request=request)
-    door = Door(new_token(folder), welcome, _say, host=host, port=port)
+    door = Door(new_token(folder), welcome, tell, host=host, port=port)
     if not request.quiet:
         more = " --rehearse FLEET.json --devices NAME" if request.rehearse else ""
         command = (
             f"evener train {request.script} --join {host}:{door.port} --token-file {folder / TOKEN_FILE}"
         )
-        _say(f"others may join: {command}{more}")
+        tell(f"others may join: {command}{more}")
     return door
-
-
-def _say(sentence: str) -> None:
-    print(f"evener: {sentence}", file=sys.stderr, flush=True)
 
 
 def _store(host: str) -> tuple[dist.TCPStore, int]:

@@ -10,7 +10,6 @@
 """
 
 import atexit
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from evener import __version__
+from evener.core.tell import tell
 from evener.errors import UsageError
 from evener.runtime.checkpoints.manifest import FORMAT, Manifest, model_id
 from evener.runtime.ranks import Ranks
@@ -99,7 +99,7 @@ def save_checkpoint(
     key = str(run)
     if key not in savers:
         state = LoopState(model, optimizer, loader, scheduler)
-        saver = Saver(state, Path(run), loader.meeting, Keep(last=keep), _tell, name=f"loop {len(savers)}")
+        saver = Saver(state, Path(run), loader.meeting, Keep(last=keep), tell, name=f"loop {len(savers)}")
         savers[key] = saver
         atexit.register(saver.join)
     state = savers[key].subject
@@ -112,7 +112,3 @@ def save_checkpoint(
     savers[key].begin(position.samples_seen)
     if wait:
         savers[key].join()
-
-
-def _tell(sentence: str) -> None:
-    print(f"evener: {sentence}", file=sys.stderr, flush=True)

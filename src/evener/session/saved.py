@@ -1,6 +1,5 @@
 """Checkpoints in plain PyTorch: their list, their state in an ordinary model and optimiser, their weights."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from evener.core.figures import Value
+from evener.core.tell import tell
 from evener.errors import FileError, StateError
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in
 from evener.runtime.checkpoints.manifest import MANIFEST, Position
@@ -20,7 +20,7 @@ from evener.session.drop_in import ShareLoader
 from evener.session.keep import saved_tensors
 from evener.session.loop_options import check_options, set_options
 from evener.session.resume import choose
-from evener.session.state import check_model, check_position, read_state, restore_generators
+from evener.session.state import check_model, check_position, infos_of, read_state, restore_generators
 
 
 class Listed(Value, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ def load_checkpoint(
     if loader is not None:
         loader.go_on_from(manifest.position)
         for sentence in restore_generators(checkpoint, loader.ranks.here, loader.device):
-            print(f"evener: {sentence}", file=sys.stderr, flush=True)
+            tell(sentence)
     return manifest.position
 
 
@@ -118,7 +118,7 @@ def fill(
     """Make `model` and what `optimizer` keeps what they were, for the device `here`."""
     tensors = saved_tensors(model)
     kind = type(optimizer).__name__ if optimizer is not None else None
-    check_model(checkpoint.manifest, tensors, kind, checkpoint.path)
+    check_model(checkpoint.manifest, infos_of(model), kind, checkpoint.path)
     state = read_state(checkpoint, list(tensors), here)
     if optimizer is not None:
         import_state(state, tensors, optimizer)
@@ -135,7 +135,7 @@ def export_weights(path: str | Path, file: str | Path) -> Path:
     safetensors' `load_model` read it. FileError where the file cannot be written.
     """
     checkpoint = _chosen(path)
-    names = [n.removeprefix("model/") for n in checkpoint.manifest.tensors if n.startswith("model/")]
+    names = [n.removeprefix("model/") for n in checkpoint.manifest.wholes if n.startswith("model/")]
     state = read_state(checkpoint, names)
     weights: Mapping[str, Tensor] = {n: state[f"model/{n}"].contiguous() for n in names}
     try:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from evener.core.tell import tell
+
 EVERY_S = 0.1
 SILENT_S = 0.9  # a device that computes still counts: this is for one that is stopped, gone or cut off
 UNBORN_S = 120.0  # before the first step: loading torch and its compiler holds a thread up for long
@@ -189,7 +191,7 @@ def _waits_in_a_sum() -> bool:
 
 def _leave(sentence: str) -> None:
     """End this process, so that the others need not wait for it."""
-    print(f"evener: {sentence}", file=sys.stderr, flush=True)
+    tell(sentence)
     os._exit(2)
 
 
