@@ -111,6 +111,83 @@ def together(work: Callable[[int, ThreadedWire], Any], world_size: int) -> list[
     return results
 
 
+class PostOffice:
+    """Parcels between devices of this process: `post(name)` is each one's `Post`; see `core/seams.py`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._waiting: dict[tuple[str, str, int], list[_Sent]] = {}
+        self._lost = ""
+
+    def post(self, name: str) -> "OfficePost":
+        return OfficePost(self, name)
+
+    def leave(self, why: str) -> None:
+        """A device is gone: who waits for a parcel, now or later, gets a PeerLostError."""
+        with self._lock:
+            self._lost = why
+            self._lock.notify_all()
+
+    def hand_in(self, key: tuple[str, str, int], values: torch.Tensor) -> "_Sent":
+        with self._lock:
+            sent = _Sent(self, values)
+            self._waiting.setdefault(key, []).append(sent)
+            self._lock.notify_all()
+            return sent
+
+    def take(self, key: tuple[str, str, int], room: torch.Tensor) -> None:
+        with self._lock:
+            self._wait(lambda: bool(self._waiting.get(key)), f"parcel {key}")
+            sent = self._waiting[key].pop(0)
+            assert sent.values.numel() == room.numel() and sent.values.dtype == room.dtype, "Gloo would abort"
+            room.copy_(sent.values)
+            sent.is_taken = True
+            self._lock.notify_all()
+
+    def taken(self, sent: "_Sent") -> None:
+        with self._lock:
+            self._wait(lambda: sent.is_taken, "a parcel to be taken")
+
+    def _wait(self, is_done: Callable[[], bool], what: str) -> None:
+        done = self._lock.wait_for(lambda: is_done() or self._lost, WAIT_S)
+        if not is_done():
+            raise PeerLostError(self._lost if done else f"{what} was waited for {WAIT_S} s")
+
+
+class _Sent:
+    def __init__(self, office: PostOffice, values: torch.Tensor) -> None:
+        self._office, self.values, self.is_taken = office, values, False
+
+    def wait(self) -> None:
+        self._office.taken(self)
+
+
+class _Asked:
+    sent_s: float | None = None
+
+    def __init__(self, take: Callable[[], None]) -> None:
+        self.wait = take
+
+
+class OfficePost:
+    """One device's end of a `PostOffice`."""
+
+    def __init__(self, office: PostOffice, name: str) -> None:
+        self._office, self._name = office, name
+
+    def send(self, values: torch.Tensor, to: str, tag: int) -> _Sent:
+        return self._office.hand_in((self._name, to, tag), values)
+
+    def receive(self, values: torch.Tensor, source: str, tag: int) -> _Asked:
+        return _Asked(lambda: self._office.take((source, self._name, tag), values))
+
+    def now(self) -> float | None:
+        return None
+
+    def reach(self, since_s: Any, num_bytes: int, *, adds: bool) -> None:
+        return
+
+
 class ScriptedDriver:
     """A `Driver` whose clock moves only by `seconds_of[kind of action]`; `ran` lists (action, signature)."""
 

@@ -1,11 +1,12 @@
-"""The three places where a rehearsal stands in for hardware. The runtime is handed these and knows no more.
+"""The four places where a rehearsal stands in for hardware. The runtime is handed these and knows no more.
 
 executor ──run(action, work)──► Driver   runs an action on a device, owns its clock
 executor ──all_reduce(buffer)─► Wire     sums a buffer over devices, asynchronously
 executor ──send, receive──────► Channel  hands tensors from one device to another
+owners   ──send, receive──────► Post     carries parts of state, which wait at the sender until asked for
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 
@@ -91,4 +92,44 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Let go of all pairs; who still waits for this device then learns that it left."""
+        ...
+
+
+class Arriving(Protocol):
+    """A parcel to come. `sent_s` is known after `wait`: when it was handed in, on the receiver's own clock.
+
+    None where nothing but the parcel's real arrival counts.
+    """
+
+    sent_s: float | None
+
+    def wait(self) -> None:
+        """Return when the values are there; raises when the peer is lost."""
+
+
+class Post(Protocol):
+    """Carries flat tensors in host memory straight from one device to another.
+
+    A parcel is only moved when the other end asks for it, so it may be handed in long before; until then its
+    values are read from where they lie. Those between two devices with the same tag arrive in order, others
+    in any. Safe from several threads, `reach` from one.
+    """
+
+    def send(self, values: Any, to: str, tag: int) -> Pending:
+        """Hand in `values`; they may change when the result was waited for."""
+        ...
+
+    def receive(self, values: Any, source: str, tag: int) -> Arriving:
+        """Ask for the next parcel of `source` with this tag, which must be as large as `values`."""
+        ...
+
+    def now(self) -> float | None:
+        """The moment on the device's clock at which something is asked for or handed in."""
+        ...
+
+    def reach(self, since_s: Sequence[float | None], num_bytes: int, *, adds: bool) -> None:
+        """A buffer of `num_bytes`, under way since the last of `since_s`, is there: the device waited for it.
+
+        `adds` for gradients on their way to owners, else parameters on their way back.
+        """
         ...

@@ -205,6 +205,8 @@ class Executor:
     def close(self) -> None:
         """Let go of the model's parameters, of every reduction on its way and of the channel."""
         self.holding.reducers.close()
+        if self.holding.owned:
+            self.holding.owned.close()
         for part in self.holding.parts.values():
             if part.residing:
                 part.residing.close()

@@ -14,6 +14,7 @@ from evener.core.routes import Piece
 from evener.core.seams import Channel, Driver, Wire
 from evener.core.trace import Cause, Span
 from evener.runtime.outer.late import Late
+from evener.runtime.owning.owned import Owned
 from evener.runtime.parts import Part
 from evener.runtime.problem import Problem
 from evener.runtime.ranks import Ranks
@@ -67,6 +68,7 @@ class Holding:
     quick: Wire | None = None
     circle: Circle | None = None
     homes: Homes = field(default_factory=Homes)
+    owned: Owned | None = None  # this device's part of state that is held in parts
     ahead: Lookahead | None = None
 
 

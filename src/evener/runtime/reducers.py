@@ -18,6 +18,7 @@ from torch import nn
 from evener.core.buckets import BUCKET_BYTES
 from evener.core.seams import Wire
 from evener.runtime.buckets import GradientBuckets
+from evener.runtime.owning.gradients import OwnedGradients
 from evener.runtime.ranks import Ranks
 from evener.runtime.residing.homes import Homes
 from evener.runtime.tables.sums import TableSums
@@ -69,7 +70,7 @@ def segments_of(
 
 @dataclass
 class _Group:
-    buckets: GradientBuckets | TableSums
+    buckets: GradientBuckets | OwnedGradients | TableSums
     segments: list[Stages]  # by number in `buckets`: the stages of this device that hold it
     leads: bool  # whether this device counts the group's gradients in norms
 
@@ -207,3 +208,8 @@ def reducers_of_one_model(
         ranks.rank == 0,
     )
     return Reducers([group], everywhere=True)
+
+
+def owners_reducers(gradients: OwnedGradients, stage: int) -> Reducers:
+    """The sums of data parallelism whose state is held in parts: each device counts what it owns in norms."""
+    return Reducers([_Group(gradients, [frozenset({stage})], True)], everywhere=False)

@@ -56,6 +56,9 @@ class Step:
         self._mail: dict[tuple[str, Key], list[tuple[int, Carry]]] = {}
         self._sends: list[Pending] = []
         self._done = dict.fromkeys(bench.holding.parts, 0)
+        self._owned = bench.holding.owned
+        if self._owned:
+            self._owned.begin_step(number, portions, trains=number >= 0)
         bench.holding.reducers.begin_step(number)
 
     def do(self, action: Action) -> None:
@@ -99,6 +102,14 @@ class Step:
         end = self.driver.now() if until is None else until
         self.seconds[cause] = self.seconds.get(cause, 0.0) + end - since
         self.bench.traced.append((action, since, end, cause, self.number))
+
+    def _computed(self, action: str, since: float, until: float) -> None:
+        """An action has ended; what showed of waiting for parts of others was none of its computing."""
+        for name, start, end, cause in self._owned.take_waits() if self._owned else ():
+            self._spent(action, "compute", since, max(start, since))
+            self._spent(name, cause, start, end)
+            since = end
+        self._spent(action, "compute", since, max(since, until))
 
     def _read(self, key: Key) -> Any:
         before = self.driver.now()
@@ -261,7 +272,7 @@ class Step:
             result = None
         end = self.driver.now()
         came = max(end - part.exposed_s(), before)
-        self._spent(action, "compute", before, came)
+        self._computed(action, before, came)
         if came < end:
             self._spent(action, "transfer", came, end)
         return result
@@ -340,6 +351,8 @@ class Step:
 
     def agree(self, tally: Tally) -> Totals:
         """Sum and gather the few numbers of the step over all devices."""
+        if self._owned:
+            self._owned.end_step()
         self._put_loss()
         return tally.launch(self.number, self.share).wait()
 
@@ -362,6 +375,8 @@ class Step:
         self.share.compute_s = self.seconds.get("compute", 0.0)
         reducers.launch_rest()
         with self.bench.settings.ranges("REDUCE_GRAD"):
+            if self._owned:
+                self._owned.end_step()
             reducers.wait()
             self.is_summed = True
             totals = self.bench.tally.launch(self.number, self.share).wait()

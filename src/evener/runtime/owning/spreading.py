@@ -1,0 +1,128 @@
+"""Whole parameters on every device, of which each owner moves its own and tells the others.
+
+step n        optimizer ─► owner hands in its spans ─► others ask for them, into place
+step n + 1    before each layer's forward: are its values here?          behind data and earlier layers
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from evener.core.seams import Arriving, Pending, Post
+from evener.runtime.owning import flats
+from evener.runtime.owning.units import Unit
+from evener.runtime.ranks import Ranks
+
+TAG = 0x20000
+Told = Callable[[str, float], None]
+
+
+class Spreading:
+    """Keeps whole copies of the parameters alike; `own` has, by unit, this device's span of each.
+
+    `told(action, since)` is called after each wait that showed, `now()` gives the device's clock.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[Unit],
+        ranks: Ranks,
+        post: Post,
+        device: torch.device,
+        now: Callable[[], float],
+        told: Told,
+    ) -> None:
+        self._units, self._ranks, self._post = units, ranks, post
+        self._device, self._now, self._told = device, now, told
+        self._flat: list[Tensor] = []
+        for unit in units:
+            flat = flats.laid_end_to_end(unit, device)
+            flats.views(unit, flat)
+            self._flat.append(flat)
+        self.own = [f[slice(*u.spans[ranks.here])] for u, f in zip(units, self._flat, strict=True)]
+        self._sends: list[Pending] = []
+        self._coming: dict[int, _Coming] = {}
+        modules = dict(model.named_modules())
+        by_layer: dict[str, list[Unit]] = {}
+        for unit in units:
+            for layer in unit.layers:
+                by_layer.setdefault(layer, []).append(unit)
+        self._handles = [
+            modules.get(layer, model).register_forward_pre_hook(self._before(needed))
+            for layer, needed in by_layer.items()
+        ]
+
+    def begin_step(self, rounds: Mapping[str, int], *, trains: bool) -> None:
+        """Nothing is asked for in a step: all was handed in after the one before."""
+
+    def end_step(self) -> None:
+        """All values are here, and what was sent has left: owners may move theirs."""
+        for unit in self._units:
+            self._arrive(unit)
+        sends, self._sends = self._sends, []
+        while sends:
+            sends.pop().wait()
+
+    def after_move(self) -> None:
+        """The optimiser has moved this device's spans: the others shall have them."""
+        here, cpu = self._ranks.here, self._device.type == "cpu"
+        for unit, flat in zip(self._units, self._flat, strict=True):
+            first, last = unit.spans[here]
+            handed_in_s = self._post.now()
+            if first < last:
+                own = flat[first:last] if cpu else flat[first:last].to("cpu")
+                others = [d for d in self._ranks.devices if d != here]
+                self._sends += [self._post.send(own, d, TAG + unit.number) for d in others]
+            coming = _Coming(handed_in_s)
+            for owner in unit.owners():
+                if owner != here:
+                    a, b = unit.spans[owner]
+                    room = flat[a:b] if cpu else torch.empty(b - a, dtype=unit.dtype)
+                    coming.parts.append((flat[a:b], room, self._post.receive(room, owner, TAG + unit.number)))
+            self._coming[unit.number] = coming
+
+    def restored(self) -> None:
+        """The parameters were changed by hand, alike on every device."""
+
+    def whole(self) -> None:
+        """Have all values on this device; called by all devices together."""
+        self.end_step()
+
+    def close(self) -> None:
+        """Let go of the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._sends.clear()
+        self._coming.clear()
+
+    def _before(self, needed: list[Unit]) -> Callable[..., None]:
+        # By its clock every forward asks alike: a rehearsal counts an action once for all of its kind.
+        def hook(module: nn.Module, inputs: object) -> None:
+            for unit in needed:
+                self._arrive(unit)
+
+        return hook
+
+    def _arrive(self, unit: Unit) -> None:
+        coming = self._coming.pop(unit.number, None)
+        if coming is None:
+            return
+        since = self._now()
+        handed_in_s: list[float | None] = [coming.asked_s]
+        with torch.no_grad():
+            for place, room, arriving in coming.parts:
+                arriving.wait()
+                handed_in_s.append(arriving.sent_s)
+                if place.device.type != "cpu":
+                    place.copy_(room)
+        coming.parts.clear()
+        self._post.reach(handed_in_s, unit.num_bytes, adds=False)
+        self._told(f"UNSHARD{unit.number}", since)
+
+
+class _Coming:
+    def __init__(self, asked_s: float | None) -> None:
+        self.asked_s = asked_s
+        self.parts: list[tuple[Tensor, Tensor, Arriving]] = []
