@@ -45,6 +45,15 @@ Compress = Annotated[
         "top1%, powersgd1, powersgd2, powersgd4; several with commas. Not exact: the plan says so."
     ),
 ]
+FewerExchanges = Annotated[
+    str | None,
+    typer.Option(
+        "--fewer",
+        help="How hosts may exchange less often than once a step where that is predicted faster: "
+        "accumulate:4 (one step for 4 global batches), delayed (by one step), local:16 (16 steps a host by "
+        "itself, then an outer step); several with commas. Not exact: the plan says what it does.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="End standard output with one line: a JSON object.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, as evener train names it.")]
 Serve = Annotated[

@@ -17,6 +17,7 @@ from evener.cli.options import (
     Batch,
     BatchPerDevice,
     Compress,
+    FewerExchanges,
     FleetFile,
     KeepAll,
     MemoryMargin,
@@ -29,6 +30,7 @@ from evener.cli.options import (
     names_in,
 )
 from evener.core.catalogue import read_fleet
+from evener.core.fewer import fewer_in
 from evener.core.files import read, write
 from evener.core.fleet import Fleet
 from evener.core.job import Job, Shapes
@@ -59,6 +61,7 @@ def plan(
     allow: Allow = None,
     sums: SumsWanted = "auto",
     compress: Compress = None,
+    fewer: FewerExchanges = None,
     place: Annotated[
         list[str] | None,
         typer.Option(help="Where layers run: blocks.0-5=lab1/gpu0, embed=KIND, head=cpu. May be repeated."),
@@ -92,6 +95,7 @@ def plan(
         allow=tuple(allow or ()),
         sums=sums,
         compress=names_in(compress),
+        fewer=fewer_in(names_in(fewer)),
         objective=objective,
         max_step_s=max_step,
         max_price_per_hour=max_price,

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evener.cli.options import AsJson, BatchPerDevice, Compress, Devices, Rehearse, SumsWanted, names_in
+from evener.cli.options import (
+    AsJson,
+    BatchPerDevice,
+    Compress,
+    Devices,
+    FewerExchanges,
+    Rehearse,
+    SumsWanted,
+    names_in,
+)
 from evener.core.words import counted
 from evener.errors import NotExactError
 
@@ -26,6 +35,7 @@ def verify(
     seed: Annotated[int, typer.Option(help="Seed of weights and order.")] = 0,
     sums: SumsWanted = "auto",
     compress: Compress = None,
+    fewer: FewerExchanges = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run's files.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,6 +65,7 @@ def verify(
         seed=seed,
         sums=sums,
         compress=names_in(compress),
+        fewer=names_in(fewer),
         quiet=True,
     )
     found = compare(request)

@@ -1,10 +1,10 @@
 """Fewer exchanges between hosts than one a step: three ways, each another mathematics, each allowed by name.
 
-    every step      step ═ step ═ step ═ step ═        ═ what hosts tell each other, waited for
-    accumulate:2    step   step ═ step   step ═        a batch twice as large
-    delayed         step   step   step   step          ═ goes on beside the next step: it is one step late
-                       ═══    ═══    ═══
-    local:4         step   step   step   step ═        hosts by themselves, then an outer optimiser
+every step      step ═ step ═ step ═ step ═        ═ what hosts tell each other, waited for
+accumulate:2    step   step ═ step   step ═        a batch twice as large
+delayed         step   step   step   step          ═ goes on beside the next step: it is one step late
+                   ═══    ═══    ═══
+local:4         step   step   step   step ═        hosts by themselves, then an outer optimiser
 """
 
 from collections.abc import Sequence
@@ -55,11 +55,11 @@ class Fewer(Value, frozen=True, kw_only=True):
         return self.how in ("delayed", "local")
 
     def sentence(self, global_batch: int) -> str:
-        """What it does to the mathematics, for a plan's `inexact`; `global_batch` is the user's own."""
+        """What it does to the mathematics, for a plan whose steps take `global_batch` samples."""
         if self.how == "accumulate":
             return (
-                f"one step for every {self.every} global batches: what {self.every} x {global_batch} samples "
-                "at once would give; the learning rate is the one given for the smaller batch"
+                f"one step for every {self.every} global batches, as {global_batch} samples at once would "
+                "give it; the learning rate is the one given for the smaller batch"
             )
         if self.how == "delayed":
             return (

@@ -82,7 +82,7 @@ class Journal:
         if not leads:
             return
         write(self.folder / "plan.json", plan)
-        total = samples_to_train(self._request, len(self.recipe.dataset), plan.global_batch)
+        total = samples_to_train(self._request, len(self.recipe.dataset), self.recipe.global_batch)
         steps = -(-total // plan.global_batch)
         write(
             self.folder / "run.json",

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener import planner
+from evener.core.fewer import Fewer, fewer_in
 from evener.core.fleet import Fleet
 from evener.core.job import Job
 from evener.core.order import global_batch_at
@@ -55,6 +56,7 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
             keep_all=request.keep_all,
             sums=request.sums,
             compress=request.compress or tuple(recipe.compress),
+            fewer=fewer_of(request, recipe),
             allow=(UNLINKED,),  # devices of one host are used without probing what lies between them
         )
     except ValueError as e:
@@ -64,6 +66,11 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
         check_stealing(plan, recipe.model, table_names(recipe))
         plan = for_stealing(plan, fleet, profile, job)
     return with_inexact(plan, recipe)
+
+
+def fewer_of(request: Request, recipe: Recipe) -> tuple[Fewer, ...]:
+    """How hosts may exchange less often than once a step. UsageError for a way that does not exist."""
+    return fewer_in(request.fewer or tuple(recipe.fewer))
 
 
 def steals(request: Request, recipe: Recipe) -> bool:
@@ -76,6 +83,8 @@ def with_inexact(plan: Plan, recipe: Recipe) -> Plan:
     sentences = plan.inexact + inexact_parts(recipe) + precision_parts(plan, recipe)
     if plan.steal:
         sentences += stolen_parts(recipe)
+    if plan.fewer:
+        sentences += (plan.fewer.sentence(plan.global_batch),)
     return msgspec.structs.replace(plan, inexact=tuple(dict.fromkeys(sentences)))
 
 
@@ -140,10 +149,11 @@ def check_plan(plan: Plan, fleet: Fleet, recipe: Recipe) -> None:
             numbers=f"a share of {', '.join(teams[0])}",
             remedy="one device a share; without --allow tensor-parallel the planner makes such plans",
         )
-    if plan.global_batch != recipe.global_batch:
+    at_once = (plan.fewer.every or 1) if plan.fewer and plan.fewer.how == "accumulate" else 1
+    if plan.global_batch != recipe.global_batch * at_once:
         raise PlanMismatchError(
             f"the plan is for a global batch of {plan.global_batch}, the recipe asks for "
-            f"{recipe.global_batch}",
+            f"{recipe.global_batch}" + (f" x {at_once}" if at_once > 1 else ""),
             remedy="--batch with the plan's number, or a new plan",
         )
     check_dataset(recipe)

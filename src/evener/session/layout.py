@@ -22,6 +22,7 @@ from evener.runtime.holding import Holding, whole_model
 from evener.runtime.parts import Part
 from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import reducers_for, segments_of
+from evener.session.fewer import Apart, open_apart
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.residences import homes_of, housed
@@ -47,7 +48,8 @@ class Layout:
     """One device's part of a plan: what it holds, its parameters by name, and every name's holders.
 
     `norms` has all stages' BatchNorm layers that take part in waves; `connect(devices)` is a new wire among
-    devices for them, made by all devices of the plan together.
+    devices for them, made by all devices of the plan together. `apart` is there where hosts take steps by
+    themselves.
     """
 
     holding: Holding
@@ -57,6 +59,7 @@ class Layout:
     connect: Connect
     notes: tuple[str, ...] = ()
     tables: JobTables = field(default_factory=JobTables)
+    apart: Apart | None = None
 
 
 def lay_out(
@@ -79,15 +82,16 @@ def lay_out(
         return site.wire(fleet, among, rehearse=rehearse, group=group)
 
     if plan.is_data_parallel:
+        apart = open_apart(recipe, plan, site, fleet, meeting, seed, rehearse=rehearse)
         exchange = exchange_of(plan.reductions, ranks.devices)
         sums = wire
-        if exchange is not None:
+        if exchange is not None and apart is None:
 
             def new_group(among: Sequence[str], backend: str) -> dist.ProcessGroup:
                 return meeting.new_group([ranks.devices.index(d) for d in among], backend)
 
             sums = site.gradient_wire(fleet, ranks.devices, exchange, seed, new_group, rehearse=rehearse)
-        return _whole(recipe, plan, ranks, site, (wire, sums), connect, tables)
+        return _whole(recipe, plan, ranks, site, (wire, sums), connect, tables, apart)
     model, stages = recipe.model, {n: (p, s) for n, p, s in plan.numbered_stages()}
     mine = {n: p for n, (p, s) in stages.items() if any(ranks.here in x.devices for x in s.shares)}
     parts, notes = _parts(recipe, plan, site, stages, mine)
@@ -159,6 +163,7 @@ def _whole(
     wires: tuple[Wire, Wire],
     connect: Connect,
     tables: JobTables,
+    apart: Apart | None,
 ) -> Layout:
     """`wires` are that of the few numbers of a step, and that of the gradients."""
     model = recipe.model
@@ -176,6 +181,7 @@ def _whole(
         recompute=stage.recompute,
         residing=residing,
         on_host=site.driver.on_host if residing else None,
+        circle=apart.circle if apart else None,
     )
     tables.join(holding.reducers, [model])
     holding = replace(holding, ahead=tables.look_ahead(site.torch_device))
@@ -188,6 +194,7 @@ def _whole(
         connect=connect,
         notes=tables.notes,
         tables=tables,
+        apart=apart,
     )
 
 

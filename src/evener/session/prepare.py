@@ -16,6 +16,7 @@ from evener.core.words import counted
 from evener.errors import ModelError
 from evener.runtime.batchnorm import replace_batchnorm
 from evener.session.decide import check_plan, choose_plan, steals, with_inexact
+from evener.session.fewer import check_fewer
 from evener.session.keep import load_weights
 from evener.session.measure import measured_links, micro_batch_grid, profile_together
 from evener.session.meeting import Meeting
@@ -60,6 +61,7 @@ def agreed_plan(
         if plan.steal or steals(request, recipe):
             check_stealing(plan, recipe.model, table_names(recipe))
             plan = msgspec.structs.replace(plan, steal=True)
+        check_fewer(plan, recipe)
         if meeting.rank == 0:
             _keep(request, fleet, request.profile)
         return fleet, with_inexact(plan, recipe), request.profile
@@ -87,6 +89,7 @@ def agreed_plan(
         return fleet, meeting.get("plan", Plan), None
     assert profile is not None
     plan = choose_plan(request, fleet, recipe, profile)
+    check_fewer(plan, recipe)
     _keep(request, fleet, profile)
     meeting.put("profile", profile)
     meeting.put("plan", plan)

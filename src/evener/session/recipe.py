@@ -36,6 +36,8 @@ class Recipe:
     dropout: "per-device" draws masks on each device; "split-free" derives them from seed, step, layer and
     sample, the same under every plan. Both put layers of evener's in the place of torch's, names unchanged.
     compress: what gradients may go as between hosts, where the model predicts a gain: ("bf16", "int8").
+    fewer: how hosts may exchange less often than once a step, where that is predicted faster; not exact:
+    ("accumulate:4", "delayed", "local:16"), see core/fewer.py.
     steal: a device that is done takes waiting micro-batches of a slower one, within a step.
     place: embedding layers whose tables lie elsewhere: {"emb": "cpu"} keeps the table in host memory,
     {"emb": {"lab1/a": 5, "lab1/b": 3}} its rows in that proportion; {"(loss)": "cpu"} has the loss there.
@@ -64,6 +66,7 @@ class Recipe:
     dropout: Literal["per-device", "split-free"] = "per-device"
     steal: bool = False
     compress: tuple[str, ...] = ()
+    fewer: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     name: str = ""
     figures: dict[str, float] = field(default_factory=dict)

@@ -67,6 +67,7 @@ class Request(Value, frozen=True, kw_only=True):
     adapt: bool = True
     sums: Sums = "auto"
     compress: tuple[str, ...] = ()  # what may be used between hosts
+    fewer: tuple[str, ...] = ()  # how hosts may exchange less often: "local:16"
     steal: bool = False  # devices take each other's micro-batches within a step
     faults: FaultScript = FaultScript()
     noise: float | None = None

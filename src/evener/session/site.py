@@ -18,6 +18,7 @@ from evener.rehearsal.verdict import Lateness
 from evener.rehearsal.wire import open_grouped_wire, open_wire
 from evener.runtime.channels.channel import open_channel
 from evener.runtime.hardware import HardwareDriver, open_torch_device
+from evener.runtime.outer.between import Between
 from evener.runtime.ranks import Ranks
 from evener.runtime.wire import GroupWire, SoloWire, StagedWire
 from evener.runtime.wires.open import NewGroup, open_grouped
@@ -73,6 +74,24 @@ class Site:
             return grouped
         assert isinstance(self.driver, Pacer)
         return open_grouped_wire(grouped, GroupWire(), self.driver, fleet, used, exchange)
+
+    def between(
+        self,
+        fleet: Fleet,
+        used: tuple[str, ...],
+        exchange: Exchange,
+        seed: int,
+        new_group: NewGroup,
+        *,
+        rehearse: bool,
+    ) -> Between:
+        """What sums over groups what is in host memory and the same on all members of a group."""
+        grouped = open_grouped(exchange, self.device.name, seed, new_group).summed_inside()
+        wire: Wire = grouped
+        if rehearse:
+            assert isinstance(self.driver, Pacer)
+            wire = open_grouped_wire(grouped, GroupWire(), self.driver, fleet, used, exchange)
+        return Between(wire, grouped if exchange.compresses else None)
 
     def channel(self, fleet: Fleet, ranks: Ranks, store: dist.Store, *, rehearse: bool) -> Channel:
         """The channel to the other devices of the job, for what crosses the cuts of a pipeline."""

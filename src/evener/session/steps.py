@@ -21,6 +21,7 @@ from evener.runtime.replicas import average_buffers
 from evener.runtime.scaling import LossScale
 from evener.session.adapting import Adapter
 from evener.session.feed import Feed, Samples
+from evener.session.fewer import Meetings, record_of
 from evener.session.layout import Layout
 from evener.session.playbook import Playbook
 from evener.session.precision import needs_loss_scale
@@ -79,6 +80,9 @@ class Steps:
         self._sizes = step_sizes(len(recipe.dataset), plan.global_batch)
         self._open_plan()
         self.executor = Executor(layout.holding, self.optimizer, recipe.problem, ranks, site.driver, settings)
+        self.meetings: Meetings | None = None
+        if layout.apart:
+            self.meetings = Meetings(layout.apart, recipe, self.optimizer, self.executor)
         self.samples_seen = self.number = self.called = 0
         self._stop_at = 0
         self.since = 0  # the first step under the plan in force
@@ -105,8 +109,10 @@ class Steps:
             self.at_boundary(number)
             result = self._step(number)
             self._advance(result)
-            if late is not None:
-                yield _record(late, result.totals.seconds_before)
+            if self.meetings:
+                yield from self._said(self.meetings.after(result))
+            elif late is not None:
+                yield record_of(late, result.totals.seconds_before)
             if result.verdict.do == "shrink":
                 self._shrink(result)
                 continue  # the same samples again, in smaller micro-batches
@@ -122,10 +128,17 @@ class Steps:
             self.called = result.totals.notice
         if self.called:
             self.scopes.hand_out()  # whoever goes on has the statistics of all waves
-        if self._unrecorded is not None:
+        if self.meetings:
+            yield from self._said(self.meetings.finish())
+            self.decisions.append(self.meetings.traffic())
+        elif self._unrecorded is not None:
             seconds = self.executor.gather_seconds(self.number)
             last, self._unrecorded = self._unrecorded, None
-            yield _record(last, seconds)
+            yield record_of(last, seconds)
+
+    def _said(self, told: tuple[list[StepRecord], list[str]]) -> list[StepRecord]:
+        self.decisions += told[1]
+        return told[0]
 
     def complete(self, ballot: Ballot) -> None:
         """Conclude the step in flight as the others did."""
@@ -135,7 +148,7 @@ class Steps:
         """Drop the step in flight; the last record, with this device's seconds alone, if none was given."""
         self.executor.drop()
         last, self._unrecorded = self._unrecorded, None
-        return _record(last, {self.ranks.here: last.seconds}) if last else None
+        return record_of(last, {self.ranks.here: last.seconds}) if last else None
 
     def _advance(self, result: StepResult) -> None:
         """A step that was applied or skipped counts as taken."""
@@ -235,6 +248,7 @@ class Steps:
             batch.samples,
             self.scopes.begin_step(number, routes, draw.range_of if draw else None),
             self.notice(),
+            self.meetings.own_samples(routes) if self.meetings else None,
         )
         self._check_learning_rates(result)
         if self.stealing:
@@ -249,6 +263,8 @@ class Steps:
 
     def _check_learning_rates(self, result: StepResult) -> None:
         rates = result.totals.learning_rate
+        if self.meetings:
+            rates = {d: rates[d] for d in self.meetings.apart.circle.ranks.devices}
         if len(set(rates.values())) > 1:
             raise ReductionMismatchError(
                 "devices would take this step with different learning rates",

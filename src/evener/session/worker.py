@@ -16,6 +16,7 @@ from evener.core.membership import Turn
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.runtime.replicas import spread_state
 from evener.session.conclude import Journal, Outcome
+from evener.session.fewer import NOT_ELASTIC, parting_ways
 from evener.session.meeting import FINISHED, FOREVER, OUTCOME, Failure, Meeting, is_launched
 from evener.session.members.form import form, room_of
 from evener.session.members.joiner import enter, own_profile
@@ -88,6 +89,9 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse)
     if request.elastic and len(request.fleet.devices) > 1 and table_names(recipe):
         member.decisions.append("tables are placed: the job ends when a device is lost, and none may join")
+    apart = parting_ways(request, recipe)
+    if request.elastic and len(request.fleet.devices) > 1 and apart:
+        member.decisions.append(NOT_ELASTIC.format(apart))
     try:
         fleet, plan, member.given = agreed_plan(request, meeting, recipe, site)
         turn = Turn(fleet=fleet, plan=plan, members=tuple(d.name for d in fleet.devices))
@@ -142,8 +146,11 @@ def _started_pulse(meeting: Meeting, name: str) -> Pulse:
 def survives(request: Request, recipe: Recipe) -> bool:
     """Whether devices may leave, join and be lost: where it is wished, and there is a store to meet in.
 
-    Not where tables are placed: nobody else has the rows of a lost device.
+    Not where tables are placed: nobody else has the rows of a lost device. Not where hosts may take steps by
+    themselves: nobody else has the weights of a lost one.
     """
+    if parting_ways(request, recipe):
+        return False
     return request.elastic and is_launched() and not table_names(recipe)
 
 

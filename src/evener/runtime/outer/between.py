@@ -1,4 +1,4 @@
-"""What groups sum between them: one flat buffer a precision in host memory, and a few numbers that stay exact."""
+"""What groups sum between them: flat buffers in host memory, and a few numbers that stay exact."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from evener.core.seams import Pending, Wire
+from evener.runtime.wires.grouped import GroupedWire
 
 
 class Flat:
@@ -67,17 +68,31 @@ class Between:
     Members of one group get the same bits, and so do all groups.
     """
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, grouped: GroupedWire | None = None) -> None:
+        self._wire, self._grouped = wire, grouped
 
-    def start(self, name: str, flat: Flat, numbers: Tensor) -> list[Pending]:
-        """Start summing `flat` and `numbers` (float64, never compressed) in place; `name` is of the values."""
+    def start(self, name: str, flat: Flat, numbers: Tensor) -> "Summing":
+        """Start summing `flat` and `numbers` (float64, never compressed) in place; `name` says of what."""
         pending = [
             self._wire.all_reduce(buffer, f"between groups, {name} {i}")
             for i, buffer in enumerate(flat.buffers)
         ]
         told = self._wire.all_reduce(numbers, f"between groups, {name} numbers", exact_tail=len(numbers))
-        return [*pending, told]
+        return Summing([*pending, told], self._grouped)
+
+
+class Summing:
+    """A sum between groups on its way; one at a time."""
+
+    def __init__(self, pending: list[Pending], grouped: GroupedWire | None) -> None:
+        self._pending, self._grouped = pending, grouped
+
+    def wait(self) -> None:
+        """Return when all of it is here; what compression lost then goes with the next sum."""
+        while self._pending:  # one that is kept after an error keeps the group's sockets open
+            self._pending.pop(0).wait()
+        if self._grouped:
+            self._grouped.settle(counts=True)
 
 
 def _wide(t: Tensor) -> torch.dtype:

@@ -3,7 +3,8 @@
     step t     own sum S_a(t), weight W_a(t)  ──► on its way to the others while step t + 1 computes
                g = (S_a(t) + Σ S_b(t-1)) / (W_a(t) + Σ W_b(t-1))          b: all other groups
 
-A mean over own samples of this batch and the others' of the batch before; in the first step over own ones alone.
+A mean over own samples of this batch and the others' of the batch before; in the first step over own ones
+alone.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from evener.core.seams import Pending
-from evener.runtime.outer.between import Between, Flat
+from evener.runtime.outer.between import Between, Flat, Summing
 
 
 class Late:
@@ -30,26 +30,28 @@ class Late:
         self._late_tail = torch.zeros(self._tail_size, dtype=torch.float64)  # weight, who had a gradient
         self._own_tail = torch.zeros(self._tail_size, dtype=torch.float64)
         self._told = torch.zeros(0, dtype=torch.float64)
-        self._pending: list[Pending] = []
+        self._pending: Summing | None = None
         self.arrived: Tensor | None = None
         self.trained = 0.0  # weight of all own steps
 
     def arrive(self) -> float:
         """Wait for what is on its way; the weight of what the others sent and was not used yet."""
         if self._pending:
-            while self._pending:
-                self._pending.pop(0).wait()
+            pending, self._pending = self._pending, None
+            pending.wait()
             self._late.add(self._sum)
             self._late.add(self._own, -1.0)
             self._late_tail += self._told[: self._tail_size] - self._own_tail
             self.arrived = self._told[self._tail_size :].clone()
         return float(self._late_tail[0])
 
-    def mix(self, views: Sequence[Tensor], had: Sequence[bool], weight: float, numbers: Tensor) -> list[bool] | None:
+    def mix(
+        self, views: Sequence[Tensor], had: Sequence[bool], weight: float, numbers: Tensor
+    ) -> list[bool] | None:
         """Make the own mean gradients `views` of `weight` those of the step, in place, and send them on.
 
-        `had` says which parameters had a gradient at all; returned is the same with the others'. None where the
-        own gradients are NaN or infinite: they are not sent, and the step must not count.
+        `had` says which parameters had a gradient at all; returned is the same with the others'. None where
+        the own gradients are NaN or infinite: they are not sent, and the step must not count.
         """
         self._own.take(views)
         self._own.multiply(weight)
@@ -92,9 +94,7 @@ class Late:
         mine.take(self.parameters)
         mine.multiply(self.trained)
         told = torch.tensor([self.trained], dtype=torch.float64)
-        pending = self._between.start("mean", mine, told)
-        while pending:
-            pending.pop(0).wait()
+        self._between.start("mean", mine, told).wait()
         if float(told) > 0:
             mine.multiply(1.0 / float(told))
             mine.give(self.parameters)

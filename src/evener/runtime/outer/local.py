@@ -3,8 +3,8 @@
     anchor ──► group a: H steps ──► p_a        Δ      = Σ W_g · (anchor - p_g) / Σ W_g
            └─► group b: H steps ──► p_b        anchor = anchor - SGD(Δ)          all go on from there
 
-W_g is the weight (samples, or what the recipe counts) that group g has trained on since the last meeting: hosts
-with uneven work count by what they did. This is DiLoCo (arXiv 2311.08105) with that weighting.
+W_g is the weight (samples, or what the recipe counts) that group g has trained on since the last meeting:
+hosts with uneven work count by what they did. This is DiLoCo (arXiv 2311.08105) with that weighting.
 """
 
 from collections.abc import Sequence
@@ -88,9 +88,7 @@ class LocalSteps:
         mine = _SLOTS * self._group.number
         slots[mine], slots[mine + 1] = weight, float(bad)
         told = torch.cat([slots, numbers])
-        pending = self._between.start("outer", change, told)
-        while pending:
-            pending.pop(0).wait()
+        self._between.start("outer", change, told).wait()
         numbers.copy_(told[len(slots) :])
         self.weight, self.steps = 0.0, 0
         return self._move(told[: len(slots)].view(-1, _SLOTS))
@@ -117,7 +115,8 @@ class LocalSteps:
         self.anchor.give(self._parameters)
         if self._group.name in named:
             self._inner.state.clear()
-        return [f"{s}: that work does not count, and all go on from the last agreed weights" for s in sentences]
+        end = "that work does not count, and all go on from the last agreed weights"
+        return [f"{sentence}: {end}" for sentence in sentences]
 
     def state(self) -> dict[str, Tensor]:
         """The outer state, the same on every device: anchors and momenta by number."""

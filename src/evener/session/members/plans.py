@@ -1,5 +1,6 @@
 """The plan of the next generation: the planner's, where the job was planned; else the smallest change."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import msgspec
@@ -59,7 +60,11 @@ def _anew(request: Request, recipe: Recipe, profile: Profile, fleet: Fleet, befo
     told = before.prediction.factors if before.prediction else {}
     factors = {d.name: told[d.name] for d in fleet.devices if d.name in told}
     slow_fleet, slow_profile = slowed_by(fleet, profile, factors)
-    plan = choose_plan(request, slow_fleet, recipe, slow_profile)
+    # How often hosts exchange was decided when the run began, and so was the batch of a step.
+    recipe = dataclasses.replace(recipe, fewer=(), global_batch=before.global_batch)
+    plan = choose_plan(msgspec.structs.replace(request, fewer=()), slow_fleet, recipe, slow_profile)
+    if before.fewer:
+        plan = with_inexact(msgspec.structs.replace(plan, fewer=before.fewer), recipe)
     if not factors:
         return plan, "planned anew"
     believed = ", ".join(f"{name} {factor:.3g}" for name, factor in factors.items())

@@ -1,0 +1,223 @@
+"""Fewer exchanges between hosts, against plain PyTorch loops over the same shards: no evener in those."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from evener.core.fewer import Fewer
+from evener.core.fleet import Device, Fleet
+from evener.core.order import epoch_order, global_batch_at
+from evener.core.plan import Pipeline, Plan, Reduction, Share, Stage
+from evener.session.conclude import Outcome
+from evener.session.keep import PARAMETER_FILE
+from evener.session.launch import launch
+from evener.session.request import Request
+from tests.reference import relative_error
+
+A, B, C = "h1/a", "h1/b", "h2/c"
+SAMPLES, BATCH = 22, 8
+SCRIPT = """
+import torch, evener as ev
+from torch import nn
+
+def recipe():
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(22, 5, generator=generator), torch.randint(0, 3, (22,), generator=generator)
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    {change}
+    return ev.Recipe(
+        model=model, dataset=list(zip(x, y)), heldout=list(zip(x, y)), global_batch=8,
+        loss=nn.CrossEntropyLoss(), optimizer={optimizer}, {options}
+    )
+"""
+SGD = "lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9)"
+ADAM = "lambda p: torch.optim.AdamW(p, lr=0.02)"
+OPTIMIZERS: dict[str, Callable] = {
+    SGD: lambda p: torch.optim.SGD(p, lr=0.3, momentum=0.9),
+    ADAM: lambda p: torch.optim.AdamW(p, lr=0.02),
+}
+SHARES = {A: 3, B: 2, C: 3}
+LANES = (
+    Reduction(devices=(A, B), transport="gloo"),
+    Reduction(devices=(A, C), transport="gloo", part=0.7),
+    Reduction(devices=(B, C), transport="gloo", part=0.3),
+)
+
+
+def plan_with(fewer: Fewer | None, shares: dict[str, int] = SHARES, times: int = 1) -> Plan:
+    def pipeline(name: str, samples: int) -> Pipeline:
+        stage = Stage(layers=("0", "1", "2"), shares=(Share(devices=(name,), samples=2),))
+        return Pipeline(samples=samples, micro_batch=2, stages=(stage,))
+
+    pipelines = tuple(pipeline(d, n * times) for d, n in shares.items())
+    return Plan(global_batch=BATCH * times, pipelines=pipelines, reductions=LANES, fewer=fewer)
+
+
+def request_for(
+    folder: Path, plan: Plan, steps: int, *, optimizer: str = SGD, options: str = "", change: str = "", **more
+) -> Request:
+    script = folder / "job.py"
+    text = SCRIPT.replace("{optimizer}", optimizer).replace("{options}", options).replace("{change}", change)
+    script.write_text(text, encoding="utf-8")
+    return Request(
+        fleet=Fleet(devices=tuple(Device(name=n, kind="cpu", threads=1) for n in (A, B, C))),
+        script=str(script),
+        run_dir=str(folder),
+        plan=plan,
+        steps=steps,
+        quiet=True,
+        dtype="float64",
+        **more,
+    )
+
+
+def trained(request: Request) -> tuple[Outcome, list[torch.Tensor]]:
+    outcome = launch(request)
+    assert outcome is not None and outcome.parameters_agree
+    tensors = load_file(Path(request.run_dir) / PARAMETER_FILE)
+    return outcome, [tensors[n] for n in ("0.weight", "0.bias", "2.weight", "2.bias")]
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(SAMPLES, 5, generator=generator), torch.randint(0, 3, (SAMPLES,), generator=generator)
+    return x.double(), y
+
+
+def model_of_the_script() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+
+
+def batches(steps: int, batch: int = BATCH) -> list[list[int]]:
+    """Indices of every global batch, in the order of the job's seed."""
+    found, seen = [], 0
+    for _ in range(steps):
+        at = global_batch_at(seen, SAMPLES, batch)
+        found.append(epoch_order(SAMPLES, at.epoch, 0)[at.start : at.stop].tolist())
+        seen += at.samples
+    return found
+
+
+def shards(indices: list[int], parts: dict[str, int]) -> tuple[list[int], list[int]]:
+    """Those of host h1 and of h2, in the plan's proportion: 8 samples as 3 + 2 and 3, 6 as 2 + 2 and 2."""
+    from evener.core.split import apportion
+
+    sizes = apportion(len(indices), list(parts.values()))
+    first = sum(sizes[:2])
+    return indices[:first], indices[first:]
+
+
+def mean_loss(model: nn.Module, indices: list[int]) -> torch.Tensor:
+    x, y = data()
+    return nn.functional.cross_entropy(model(x[indices]), y[indices])
+
+
+def plain_local(
+    steps: int, every: int, rate: float, momentum: float, optimizer: str, parts: dict[str, int] = SHARES
+) -> list[torch.Tensor]:
+    """DiLoCo in plain PyTorch: workers, an outer Nesterov SGD on the mean change by samples."""
+    start = model_of_the_script()
+    workers = [copy.deepcopy(start) for _ in range(2)]
+    inner = [OPTIMIZERS[optimizer](w.parameters()) for w in workers]
+    outer = torch.optim.SGD(start.parameters(), lr=rate, momentum=momentum, nesterov=momentum > 0)
+    work = [0, 0]
+    for step, indices in enumerate(batches(steps)):
+        for i, own in enumerate(shards(indices, parts)):
+            if own:
+                inner[i].zero_grad()
+                mean_loss(workers[i], own).backward()
+                inner[i].step()
+                work[i] += len(own)
+        if (step + 1) % every == 0 or step + 1 == steps:
+            for p, *own in zip(start.parameters(), *(w.parameters() for w in workers), strict=True):
+                p.grad = sum(n * (p.detach() - q.detach()) for n, q in zip(work, own, strict=True)) / sum(
+                    work
+                )
+            outer.step()
+            for worker in workers:
+                worker.load_state_dict(start.state_dict())
+            work = [0, 0]
+    return [p.detach() for p in start.parameters()]
+
+
+def plain_delayed(steps: int, optimizer: str) -> list[torch.Tensor]:
+    """Each of two hosts moves by its own samples of a batch and the other's of the batch before."""
+    start = model_of_the_script()
+    hosts = [copy.deepcopy(start) for _ in range(2)]
+    movers = [OPTIMIZERS[optimizer](h.parameters()) for h in hosts]
+    before: list[list[torch.Tensor]] = [[], []]
+    counted, work = [0, 0], [0, 0]
+    for indices in batches(steps):
+        own, sizes = [], []
+        for host, part in zip(hosts, shards(indices, SHARES), strict=True):
+            host.zero_grad()
+            (mean_loss(host, part) * len(part)).backward()
+            own.append([p.grad.clone() for p in host.parameters()])
+            sizes.append(len(part))
+        for i, host in enumerate(hosts):
+            other = 1 - i
+            whole = sizes[i] + counted[other]
+            late = before[other] or [torch.zeros_like(g) for g in own[i]]
+            for p, mine, theirs in zip(host.parameters(), own[i], late, strict=True):
+                p.grad = (mine + theirs) / whole
+            movers[i].step()
+            work[i] += sizes[i]
+        before, counted = own, sizes
+    pairs = zip(*(h.parameters() for h in hosts), strict=True)
+    return [(work[0] * p.detach() + work[1] * q.detach()) / sum(work) for p, q in pairs]
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adamw"])
+def test_local_steps_are_a_plain_loop_of_diloco(tmp_path: Path, optimizer: str) -> None:
+    """7 steps in rounds of 3: the last outer step is of one; the third batch is the rest of the epoch."""
+    plan = plan_with(Fewer(how="local", every=3))
+    outcome, got = trained(request_for(tmp_path, plan, 7, optimizer=optimizer))
+    assert relative_error(got, plain_local(7, 3, 0.7, 0.9, optimizer)) <= 1e-12
+    assert any("between hosts: 3 exchanges in 7 steps" in d for d in outcome.decisions)
+    assert any("the job ends when a device is lost" in d for d in outcome.decisions)
+    assert any("hosts train by themselves for 3 steps" in s for s in outcome.plan.inexact)
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adamw"])
+def test_delayed_is_a_plain_loop_with_the_other_hosts_gradient_one_step_late(
+    tmp_path: Path, optimizer: str
+) -> None:
+    plan = plan_with(Fewer(how="delayed"))
+    outcome, got = trained(request_for(tmp_path, plan, 6, optimizer=optimizer))
+    assert relative_error(got, plain_delayed(6, optimizer)) <= 1e-12
+    assert any("hosts exchange gradients while the next step computes" in s for s in outcome.plan.inexact)
+    assert outcome.heldout_loss is not None
+
+
+def test_accumulate_is_one_step_of_so_many_batches(tmp_path: Path) -> None:
+    """5 steps of 8 (8 8 6, 8 8) are 3 of 16 (16 6, 16): the last of them holds the last sample."""
+    plan = plan_with(Fewer(how="accumulate", every=2), times=2)
+    _, got = trained(request_for(tmp_path, plan, 5))
+    model = model_of_the_script()
+    optimizer = OPTIMIZERS[SGD](model.parameters())
+    for indices in batches(3, 2 * BATCH):
+        optimizer.zero_grad()
+        mean_loss(model, indices).backward()
+        optimizer.step()
+    assert relative_error(got, [p.detach() for p in model.parameters()]) <= 1e-12
+
+
+def test_rounds_longer_than_the_run_end_with_an_outer_step(tmp_path: Path) -> None:
+    plan = plan_with(Fewer(how="local", every=500, rate=1.0, momentum=0.0))
+    outcome, got = trained(request_for(tmp_path, plan, 3))
+    assert relative_error(got, plain_local(3, 500, 1.0, 0.0, SGD)) <= 1e-12
+    assert any("between hosts: 1 exchange in 3 steps" in d for d in outcome.decisions)
+
+
+def test_a_host_without_samples_goes_along(tmp_path: Path) -> None:
+    parts = {A: 5, B: 3, C: 0}
+    plan = plan_with(Fewer(how="local", every=2), shares=parts)
+    _, got = trained(request_for(tmp_path, plan, 4))
+    assert relative_error(got, plain_local(4, 2, 0.7, 0.9, SGD, parts)) <= 1e-12
