@@ -11,6 +11,7 @@ from evener.core.figures import Value
 from evener.policy.settle import moves
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import spread_state
+from evener.session.alike import check_alike
 from evener.session.decide import samples_to_train
 from evener.session.keep import saved_tensors
 from evener.session.layout import lay_out
@@ -51,6 +52,7 @@ def form(member: Member, generation: Generation) -> None:
         if len(used) > 1:
             room.join_group(ranks.rank, len(used), backend_of(turn.fleet, used))
             if number == 1:
+                check_alike(member.recipe.model, ranks, room)
                 spread_state(member.recipe.model)
         sizes = step_sizes(len(member.recipe.dataset), turn.plan.global_batch)
         profile = member.profile if turn.plan.schedule == "unequal" else None
