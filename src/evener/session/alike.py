@@ -4,8 +4,6 @@ Gloo adds bytes as its caller calls them and ends the process where sizes differ
 have to find that out first, all of them, and with the parameter's name.
 """
 
-from collections.abc import Mapping, Sequence
-
 from torch import nn
 
 from evener.core.figures import Value
@@ -14,40 +12,36 @@ from evener.runtime.ranks import Ranks
 from evener.session.meeting import Meeting
 
 
-class Trained(Value, frozen=True, kw_only=True):
-    """What one device trains: by name, dtype and shape in words, "float32 7 x 5"."""
+class Held(Value, frozen=True, kw_only=True):
+    """What one device begins with: by name, dtype and shape in words, "float32 7 x 5"."""
 
-    parameters: dict[str, str]
+    tensors: dict[str, str]
 
 
-def check_alike(
-    mine: Mapping[str, nn.Parameter],
-    holders: Mapping[str, Sequence[str]] | None,
-    ranks: Ranks,
-    meeting: Meeting,
-) -> None:
-    """Compare what all devices train; `holders` of a name, by default all devices, must agree on it.
+def check_alike(model: nn.Module, ranks: Ranks, meeting: Meeting) -> None:
+    """Compare the parameters and buffers of all devices, each with the whole model before it is cut.
 
-    Called by all devices together. ReductionMismatchError, the same on all of them, names the first parameter
-    that differs and who has it how.
+    Called by all devices together. ReductionMismatchError, the same on all of them, names the first one that
+    differs and who has it how.
     """
-    if ranks.world_size == 1:
-        return
-    trained = {n: _words(p) for n, p in mine.items() if p.requires_grad}
-    meeting.put(f"trained/{ranks.here}", Trained(parameters=trained))
-    told = {d: meeting.get(f"trained/{d}", Trained).parameters for d in ranks.devices}
-    for name in dict.fromkeys(n for parameters in told.values() for n in parameters):
+    meeting.put(f"alike/{ranks.here}", Held(tensors=_words(model)))
+    told = {d: meeting.get(f"alike/{d}", Held).tensors for d in ranks.devices}
+    for name in dict.fromkeys(n for tensors in told.values() for n in tensors):
         by_words: dict[str, list[str]] = {}
-        for device in ranks.devices if holders is None else holders.get(name, ()):
-            by_words.setdefault(told[device].get(name, "not trained"), []).append(device)
+        for device in ranks.devices:
+            by_words.setdefault(told[device].get(name, "none"), []).append(device)
         if len(by_words) > 1:
             raise ReductionMismatchError(
-                f"the devices do not train the same {name!r}",
+                f"the devices do not train the same model: {name!r} differs",
                 numbers="; ".join(f"{words} on {', '.join(devices)}" for words, devices in by_words.items()),
                 remedy="one script that builds the same model, dtype and frozen layers on every device",
             )
 
 
-def _words(p: nn.Parameter) -> str:
-    shape = " x ".join(map(str, p.shape)) or "scalar"
-    return f"{str(p.dtype).removeprefix('torch.')} {shape}"
+def _words(model: nn.Module) -> dict[str, str]:
+    found = {}
+    for name, t in [*model.named_parameters(), *model.named_buffers()]:
+        shape = " x ".join(map(str, t.shape)) or "one number"
+        frozen = ", frozen" if isinstance(t, nn.Parameter) and not t.requires_grad else ""
+        found[name] = f"{str(t.dtype).removeprefix('torch.')} {shape}{frozen}"
+    return found
