@@ -31,6 +31,7 @@ from evener.runtime.tables.sharing import MakeRows, bounds_of, fetch, gathered, 
 from evener.runtime.tables.sums import TableSums
 from evener.runtime.tables.table import Table
 from evener.runtime.tables.tiered import TieredRows
+from evener.runtime.tables.transfers import Lanes
 from evener.session.recipe import LOSS_PLACE, Recipe
 from evener.session.site import Site
 
@@ -124,7 +125,7 @@ class JobTables:
     def look_ahead(self, device: torch.device) -> Lookahead | None:
         """What sends rows to this accelerator before they are asked for; `join` was called."""
         if self.sums is not None and device.type != "cpu":
-            self.lookahead = Lookahead(self.here, self.ids_of, device, self.sums.rate_of)
+            self.lookahead = Lookahead(self.here, self.ids_of, Lanes(device), self.sums.rate_of)
             self.sums.moved = self.lookahead.settle
         return self.lookahead
 

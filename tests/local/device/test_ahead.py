@@ -11,6 +11,7 @@ from msgspec.structs import replace as changed
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.tables_overlap import KINDS, SMALL, one
 from evener.core.actions import parse_action
 from evener.core.plan import Pipeline, Plan
 from evener.errors import ModelError
@@ -205,6 +206,14 @@ def skipping(rank: int, world_size: int) -> list[tuple[float, int]]:
 def test_a_step_that_does_not_count_leaves_no_row_as_it_would_have_been(pool: Pool) -> None:
     (found,) = pool.run(skipping, 1)
     assert all(away <= 1e-12 and skipped == 1 for away, skipped in found), found
+
+
+def test_the_way_of_rows_is_hidden(pool: Pool) -> None:
+    """On the device's own clock; what is left is rows that the step before moved, and the last gradients."""
+    asked, ahead, free = (pool.run(one, 1, kind, SMALL, "sgd")[0] for kind in KINDS)
+    assert asked.step_s - free.step_s >= 0.9 * ahead.transfer_s
+    assert ahead.step_s - free.step_s <= 0.1 * ahead.transfer_s
+    assert ahead.rows_s <= 0.1 * ahead.transfer_s
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -103,12 +103,12 @@ class Lookahead:
         self,
         layers: Sequence[TableLayer],
         ids_of: Mapping[str, IdsOf],
-        device: torch.device,
+        lanes: Lanes,
         rate_of: Callable[[Table], float],
     ) -> None:
         self._layers = [x for x in layers if x.table.name in ids_of and _on_host(x.table)]
         self._ids_of, self._rate_of = ids_of, rate_of
-        self._lanes = Lanes(device)
+        self._lanes = lanes
         self._following: Any = None
         self._beyond = False
         self._coming: _Coming | None = None
