@@ -13,10 +13,14 @@ from evener.core.files import read
 from evener.core.fleet import Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.errors import DataError, NoPlanFitsError, UsageError
+from evener.runtime.checkpoints.folder import checkpoints_in
 from evener.runtime.tables.rows import initial_rows
 from evener.session.exactness import verify
 from evener.session.launch import launch
+from evener.session.recipe import load_recipe
 from evener.session.request import Request
+from evener.session.save_rule import Keep, rule_of
+from evener.session.saved import load_checkpoint
 from tests.architecture.source import ROOT
 
 A, B, C = "lab1/a", "lab1/b", "lab1/c"
@@ -159,3 +163,73 @@ def test_a_table_larger_than_all_memory_together(tmp_path: Path) -> None:
 def test_a_place_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="place of word is 'gpu'"):
         launch(request(tmp_path, uneven(12), {"word": "gpu"}))
+
+
+def saved_run(folder: Path, plan: Plan, place: dict, steps: int, **more: Any) -> dict[str, torch.Tensor]:
+    """The parameters after `steps` steps in float64, with a checkpoint before the fourth."""
+    folder.mkdir(exist_ok=True)
+    wanted = replace(request(folder, plan, place), steps=steps, dtype="float64", evaluate=False, **more)
+    launch(wanted)
+    return load_file(folder / "model.safetensors")
+
+
+ELSEWHERE = pytest.mark.parametrize(
+    ("plan", "place"),
+    [
+        (uneven(12), CPU),
+        (uneven(5, 4, 3), PARTS | {"goods": "cpu"}),
+        (piped("1f1b"), CPU),
+        (uneven(7, 5), {}),
+    ],
+    ids=["one device", "three", "pipeline", "dense"],
+)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Six steps with tables in unequal parts on two devices, saved before the fourth."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    ends = saved_run(folder, uneven(7, 5), PARTS, 6, checkpoint=rule_of("3", Keep(last=3)))
+    return folder, ends
+
+
+@ELSEWHERE
+def test_tables_go_on_from_a_checkpoint_anywhere(
+    undisturbed: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, plan: Plan, place: dict
+) -> None:
+    folder, ends = undisturbed
+    (third,) = [c.path for c in checkpoints_in(folder) if c.manifest.position.step == 3]
+    found = saved_run(tmp_path, plan, place, 6, resume=str(third))
+    for name, tensor in ends.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10, msg=name)
+
+
+def test_a_dense_checkpoint_goes_on_with_tables_in_parts_and_in_plain_pytorch(
+    undisturbed: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
+) -> None:
+    folder, ends = undisturbed
+    dense = tmp_path / "dense"
+    saved_run(dense, uneven(12), {}, 4, checkpoint=rule_of("3", Keep(last=3)))
+    (third,) = [c for c in checkpoints_in(dense) if c.manifest.position.step == 3]
+    found = saved_run(tmp_path / "parts", uneven(7, 5), PARTS, 6, resume=str(third.path))
+    for name, tensor in ends.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10, msg=name)
+    (ours,) = [c for c in checkpoints_in(folder) if c.manifest.position.step == 3]
+    assert set(ours.manifest.wholes) - set(third.manifest.wholes) == {
+        n for n in ours.manifest.tensors if n.startswith("rng/lab1/b")
+    }
+    assert ours.manifest.model_id == third.manifest.model_id
+    models = [load_recipe(str(folder / "job.py"), 0).model.double() for _ in range(2)]
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in models]
+    for checkpoint, model, optimizer in zip((ours, third), models, optimizers, strict=True):
+        load_checkpoint(checkpoint.path, model, optimizer)
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-10)
+        for key, value in optimizers[1].state[q].items():
+            torch.testing.assert_close(optimizers[0].state[p][key], value, rtol=0, atol=1e-10)
+
+
+def test_a_table_in_a_file_has_no_checkpoint(tmp_path: Path) -> None:
+    place = {"word": {"file": str(tmp_path / "rows"), "rows": 20}, "goods": "cpu"}
+    with pytest.raises(UsageError, match="checkpoints do not hold tables in files: word"):
+        saved_run(tmp_path / "run", uneven(12), place, 3, checkpoint=rule_of("2", Keep(last=3)))

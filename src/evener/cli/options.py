@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from evener.core.job import Shapes, Sums
+from evener.errors import UsageError
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -96,6 +97,13 @@ SamplesAtOnce = Annotated[
     int | None,
     typer.Option(min=1, help="Samples at once on a device (default: the planner's choice)."),
 ]
+Place = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Where embedding tables lie: emb=cpu, emb=device, emb=dense, emb=auto (what the planner finds "
+        "fastest that fits), auto for all of them. May be repeated; goes before the recipe's place."
+    ),
+]
 Seed = Annotated[
     int | None, typer.Option(help="Seed of weights, order and noise (default 0, or that of --resume).")
 ]
@@ -144,6 +152,22 @@ CopyEvery = Annotated[
         min=0, help="Steps between copies of what only one device holds, to a neighbour's memory; 0: never."
     ),
 ]
+
+
+def places_in(words: list[str]) -> dict[str, str]:
+    """Places by table; UsageError for what is none.
+
+    Example: ["auto", "emb=cpu"] gives {"*": "auto", "emb": "cpu"}.
+    """
+    found = {}
+    for word in words:
+        name, equals, where = word.partition("=")
+        if not equals:
+            name, where = "*", word
+        if not name or where not in ("auto", "cpu", "device", "dense"):
+            raise UsageError(f"cannot read the place {word!r}", remedy="emb=cpu, emb=auto, or auto for all")
+        found[name] = where
+    return found
 
 
 def names_in(text: str | None) -> tuple[str, ...]:

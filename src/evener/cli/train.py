@@ -26,6 +26,7 @@ from evener.cli.options import (
     LogTo,
     Noise,
     OpenAt,
+    Place,
     Preflight,
     ProfileStep,
     Rehearse,
@@ -39,6 +40,7 @@ from evener.cli.options import (
     TokenFile,
     Weights,
     names_in,
+    places_in,
 )
 from evener.errors import UsageError
 
@@ -63,6 +65,7 @@ def train(
     weights: Weights = None,
     adapt: Adapt = True,
     steal: Steal = False,
+    place: Place = None,
     sums: SumsWanted = "auto",
     compress: Compress = None,
     fewer: FewerExchanges = None,
@@ -133,6 +136,7 @@ def train(
         weights=str(weights.resolve()) if weights else None,
         adapt=adapt,
         steal=steal,
+        place=places_in(place or []),
         sums=sums,
         compress=names_in(compress),
         fewer=names_in(fewer),

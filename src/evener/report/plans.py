@@ -1,6 +1,6 @@
 """A plan as text: who does what, what it should take, and who is left out and why."""
 
-from evener.core.plan import Pipeline, Plan, Reduction, Stage
+from evener.core.plan import Pipeline, Plan, Reduction, Stage, TablePlacement
 from evener.core.words import counted
 from evener.report.tables import duration, percent, render, size, table
 
@@ -19,6 +19,8 @@ def plan_text(plan: Plan) -> str:
     if plan.reductions:
         lines = [reduction_line(number, x) for number, x in enumerate(plan.reductions, start=1)]
         sections.append(render("Gradients are summed", *lines))
+    if plan.tables:
+        sections.append(render("Tables", *(table_line(x) for x in plan.tables)))
     if plan.left_out:
         sections.append(render("Left out", *(f"  {x.device}: {x.reason}" for x in plan.left_out)))
     if plan.inexact:
@@ -76,3 +78,12 @@ def reduction_line(number: int, reduction: Reduction) -> str:
     compression = f", compressed by {reduction.compression}" if reduction.compression else ""
     reason = f": {reduction.reason}" if reduction.reason else ""
     return f"  {number}. {', '.join(reduction.devices)} over {reduction.transport}{compression}{reason}"
+
+
+def table_line(placed: TablePlacement) -> str:
+    """Where a table's rows are, and why. Example: "  emb, cpu: a/0 5 rows (40 B), a/1 3 rows (24 B)"."""
+    held = {d: f" ({size(num_bytes)})" for d, num_bytes in placed.held_bytes.items()}
+    parts = [f"{d} {counted(n, 'row')}{held.get(d, '')}" for d, n in placed.rows.items()]
+    rows = "on every device" if placed.residence == "dense" else ", ".join(parts)
+    why = f"; {placed.why}" if placed.why else ""
+    return f"  {placed.table}, {placed.residence or 'cpu'}: {rows}{why}"

@@ -40,7 +40,7 @@ def fleet_here(devices: str | None, world_size: int | None = None) -> Fleet:
             numbers=f"devices: {', '.join(d.name for d in chosen)}",
             remedy=f"--nproc-per-node {len(chosen)}",
         )
-    return Fleet(devices=_distinct(chosen))
+    return Fleet(devices=_distinct(chosen)).with_hosts(present)
 
 
 def _named(word: str, present: tuple[Device, ...]) -> Device:
@@ -77,12 +77,12 @@ def fleet_of(fleet: Path | None, rehearse: Path | None, devices: str | None, wor
     path = fleet or rehearse
     if path is None:
         return fleet_here(devices, world_size)
-    chosen = read_fleet(path)
+    whole = chosen = read_fleet(path)
     if devices:
         names = tuple(w.strip() for w in devices.split(",") if w.strip())
         if not names:
             raise UsageError(f"--devices {devices!r} names no device", remedy="names of the fleet file")
-        chosen = chosen.only(names)
+        chosen = chosen.only(names).with_hosts((*whole.hosts, *whole.devices))
     return alike_by_kind(chosen).as_rehearsed() if rehearse else chosen
 
 

@@ -24,6 +24,7 @@ from evener.session.launch import launch_for
 from evener.session.layout import lay_out
 from evener.session.meeting import OUTCOME, Meeting, is_launched, open_meeting, world_size_here
 from evener.session.outputs import Keeper, gathered, write_outputs
+from evener.session.placing import Placing, settled
 from evener.session.prepare import agreed_plan, prepared
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Prediction, Request
@@ -134,11 +135,12 @@ def predict_with(
     """
     site = site_of(request, meeting.rank)
     recipe = prepared(recipe or load_recipe(request.script, request.seed), request)
+    recipe, placing = settled(recipe, request, meeting)
     try:
         data = _chosen(recipe, request) if dataset is None else dataset
         if len(data) == 0:
             raise DataError("there is nothing to predict for", numbers="0 samples")
-        fleet, plan = _plan(request, meeting, recipe, site)
+        fleet, plan = _plan(request, meeting, recipe, site, placing)
         used = tuple(d.name for d in fleet.devices if d.name in plan.devices)
         if site.device.name not in used:
             return None
@@ -155,7 +157,9 @@ def _chosen(recipe: Recipe, request: Request) -> Any:
     return data
 
 
-def _plan(request: Request, meeting: Meeting, recipe: Recipe, site: Site) -> tuple[Fleet, Plan]:
+def _plan(
+    request: Request, meeting: Meeting, recipe: Recipe, site: Site, placing: Placing
+) -> tuple[Fleet, Plan]:
     """The plan given; on one device all of the model; else the one that training would get."""
     if request.plan is None and meeting.world_size == 1:
         size = request.micro_batch or recipe.global_batch
@@ -164,7 +168,7 @@ def _plan(request: Request, meeting: Meeting, recipe: Recipe, site: Site) -> tup
         return request.fleet, Plan(global_batch=size, pipelines=(pipeline,))
     if request.plan is not None:
         recipe = dataclasses.replace(recipe, global_batch=request.plan.global_batch)
-    fleet, plan, _ = agreed_plan(request, meeting, recipe, site)
+    fleet, plan, _ = agreed_plan(request, meeting, recipe, site, placing)
     return fleet, plan
 
 

@@ -20,6 +20,7 @@ from evener.session.fewer import check_fewer
 from evener.session.keep import load_weights
 from evener.session.measure import measured_links, micro_batch_grid, profile_together
 from evener.session.meeting import Meeting
+from evener.session.placing import Placing, with_places
 from evener.session.recipe import Recipe, in_dtype, with_keys, without_dropout
 from evener.session.request import Request
 from evener.session.site import Site, backend_of
@@ -43,15 +44,17 @@ def prepared(recipe: Recipe, request: Request) -> Recipe:
     recipe.model.train()
     if not request.predict and not any(p.requires_grad for p in recipe.model.parameters()):
         raise ModelError("no parameter of the model requires a gradient", remedy="unfreeze what is to train")
+    recipe = with_places(recipe, request)
     place_tables(recipe)
     return recipe
 
 
 def agreed_plan(
-    request: Request, meeting: Meeting, recipe: Recipe, site: Site
+    request: Request, meeting: Meeting, recipe: Recipe, site: Site, placing: Placing
 ) -> tuple[Fleet, Plan, Profile | None]:
     """Fleet and plan of the job: given, or made by the first process from what all have measured.
 
+    `placing` says where tables lie; which rows of them a device has, the plan says.
     The profile is known to the first process, and in the store for whoever plans after it.
     """
     fleet = request.fleet
@@ -64,7 +67,8 @@ def agreed_plan(
         check_fewer(plan, recipe)
         if meeting.rank == 0:
             _keep(request, fleet, request.profile)
-        return fleet, with_inexact(plan, recipe), request.profile
+            meeting.put("plan", placing.on(with_inexact(plan, recipe), fleet, recipe))
+        return fleet, meeting.get("plan", Plan), request.profile
     profile = request.profile
     if profile is None:
         if meeting.rank == 0 and not request.quiet:
@@ -88,7 +92,8 @@ def agreed_plan(
     if meeting.rank:
         return fleet, meeting.get("plan", Plan), None
     assert profile is not None
-    plan = choose_plan(request, fleet, recipe, profile)
+    plan = choose_plan(request, placing.left(fleet), recipe, profile)
+    plan = placing.on(plan, fleet, recipe)
     check_fewer(plan, recipe)
     _keep(request, fleet, profile)
     meeting.put("profile", profile)

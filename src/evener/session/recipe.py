@@ -16,6 +16,7 @@ from evener.runtime.problem import Inputs, Problem, default_inputs, loss_on_cpu
 from evener.runtime.tables.optimizers import TableOptimizer
 
 LOSS_PLACE = "(loss)"
+ALL_TABLES = "*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,8 @@ class Recipe:
     ("accumulate:4", "delayed", "local:16"), see core/fewer.py.
     steal: a device that is done takes waiting micro-batches of a slower one, within a step.
     place: embedding layers whose tables lie elsewhere: {"emb": "cpu"} keeps the table in host memory,
-    {"emb": {"lab1/a": 5, "lab1/b": 3}} its rows in that proportion; {"(loss)": "cpu"} has the loss there.
+    {"emb": {"lab1/a": 5, "lab1/b": 3}} its rows in that proportion; {"emb": "auto"} where the planner finds
+    it fastest, place="auto" so for all tables; {"(loss)": "cpu"} has the loss there.
     table_optimizer: how tables move (`ev.TableAdam` and others), for all or by name; default: as `optimizer`.
     ids: where a table's ids stand in a batch, {"emb": lambda batch: …}; default: found by running the model.
     None for a table: it is looked up when the model asks, on one device alone and with nothing sent ahead.
@@ -70,7 +72,7 @@ class Recipe:
     metrics: tuple[str, ...] = ()
     name: str = ""
     figures: dict[str, float] = field(default_factory=dict)
-    place: Mapping[str, Any] = field(default_factory=dict)
+    place: Mapping[str, Any] | str = field(default_factory=dict)
     table_optimizer: TableOptimizer | Mapping[str, TableOptimizer] | None = None
     ids: Mapping[str, Callable[[Any], torch.Tensor] | None] = field(default_factory=dict)
 
@@ -87,6 +89,8 @@ class Recipe:
             )
         if len(self.dataset) == 0:
             raise DataError("the dataset is empty", numbers="0 samples", remedy="check the path and filters")
+        if isinstance(self.place, str):
+            object.__setattr__(self, "place", {ALL_TABLES: self.place})
         if self.global_batch < 1:
             raise UsageError(f"global_batch must be 1 or more, got {self.global_batch}")
         for option, hint in get_type_hints(type(self)).items():
@@ -105,9 +109,15 @@ class Recipe:
         return self.reduction or getattr(self.loss, "reduction", "mean")
 
     @property
+    def places(self) -> Mapping[str, Any]:
+        """Place by layer; "*" is that of all tables which have none of their own."""
+        assert not isinstance(self.place, str)
+        return self.place
+
+    @property
     def problem(self) -> Problem:
         """The same in the runtime's words."""
-        on_cpu = self.place.get(LOSS_PLACE) == "cpu"
+        on_cpu = self.places.get(LOSS_PLACE) == "cpu"
         return Problem(
             loss=loss_on_cpu(self.loss) if on_cpu else self.loss,
             inputs=self.inputs or default_inputs,

@@ -45,6 +45,7 @@ class Request(Value, frozen=True, kw_only=True):
     gradient to the run folder, and `dropout` can be off. `profile_step` is the step that torch's profiler
     sees. With `elastic` the job goes on when a device is lost; before each `snapshot_every`-th step devices
     copy what only one of them holds (0: never). Those of `later` join in mid-run, others at `open_at`.
+    `place` has places of tables that go before the recipe's.
     """
 
     fleet: Fleet
@@ -68,6 +69,7 @@ class Request(Value, frozen=True, kw_only=True):
     sums: Sums = "auto"
     compress: tuple[str, ...] = ()  # what may be used between hosts
     fewer: tuple[str, ...] = ()  # how hosts may exchange less often: "local:16"
+    place: dict[str, str] = {}
     steal: bool = False  # devices take each other's micro-batches within a step
     faults: FaultScript = FaultScript()
     noise: float | None = None

@@ -12,23 +12,25 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener import __version__
-from evener.errors import StateError, UsageError
+from evener.errors import StateError
 from evener.runtime.checkpoints.folder import Checkpoint
 from evener.runtime.checkpoints.manifest import FORMAT, Manifest, Position, TensorInfo, model_id
 from evener.runtime.checkpoints.randomness import rng_state, set_rng_state
 from evener.runtime.checkpoints.shards import info_of
 from evener.runtime.ranks import Ranks
 from evener.runtime.state import export_state, import_state, owners
+from evener.runtime.tables.layer import table_layers
+from evener.runtime.tables.saving import export_table, import_table, refuse_files
 from evener.session.keep import saved_tensors
 from evener.session.saver import Own
 from evener.session.steps import Steps
 
 
 class JobState:
-    """The state of `steps` as a `Saver` takes it; UsageError where some of it lies apart from the model."""
+    """The state of `steps` as a `Saver` takes it; UsageError where some of it is in files of its own."""
 
     def __init__(self, steps: Steps) -> None:
-        refuse_tables(steps)
+        refuse_files(steps.layout.tables.tables)
         self._steps = steps
 
     @property
@@ -40,7 +42,11 @@ class JobState:
         return self._steps.optimizer
 
     def own(self) -> Own:
-        return own_of(view_of(self._steps))
+        own, tables = own_of(view_of(self._steps)), self._steps.layout.tables.tables
+        leads = self._steps.ranks.rank == 0
+        for table in tables:
+            own.tensors.update(export_table(table, leads=leads))
+        return own
 
     def manifest(self) -> Manifest:
         steps = self._steps
@@ -140,29 +146,22 @@ def position_of(steps: Steps) -> Position:
     )
 
 
-def refuse_tables(steps: Steps) -> None:
-    """UsageError where tables are placed apart from the model: their rows are in no checkpoint."""
-    names = [layer.table.name for layer in steps.layout.tables.layers]
-    if names:
-        raise UsageError(
-            f"checkpoints do not hold tables that `place` puts apart: {', '.join(names)}",
-            remedy="no --checkpoint-every and no --resume with them; the run's end writes all weights",
-        )
-
-
 def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     """Put this device where `checkpoint` was, whatever plan and devices wrote it; what is not the same.
 
     Raises StateError where the checkpoint is of another model, optimiser or data order; nothing has changed
     then.
     """
-    refuse_tables(steps)
+    tables = steps.layout.tables.tables
+    refuse_files(tables)
     manifest, here = checkpoint.manifest, steps.ranks.here
-    check_model(manifest, saved_tensors(steps.recipe.model), type(steps.optimizer).__name__, checkpoint.path)
+    check_model(manifest, infos_of(steps.recipe.model), type(steps.optimizer).__name__, checkpoint.path)
     check_position(manifest.position, position_of(steps), checkpoint)
     held = held_tensors(steps)
     state = read_state(checkpoint, list(held), here)
     import_state(state, held, steps.optimizer)
+    for table in tables:
+        import_table(table, checkpoint)
     steps.samples_seen, steps.number = manifest.position.samples_seen, manifest.position.step
     if steps.loss_scale and manifest.loss_scale:
         steps.loss_scale.restore(manifest.loss_scale)
@@ -187,7 +186,7 @@ def read_state(checkpoint: Checkpoint, names: list[str], here: str | None = None
     """
     wanted = set(names)
     keys = []
-    for key in checkpoint.manifest.tensors:
+    for key in checkpoint.manifest.wholes:
         kind, _, rest = key.partition("/")
         name = rest.rpartition("/")[0] if kind == "optimizer" else rest
         if kind in ("model", "optimizer") and name in wanted:
@@ -207,11 +206,10 @@ def read_state(checkpoint: Checkpoint, names: list[str], here: str | None = None
 
 
 def check_model(
-    manifest: Manifest, tensors: Mapping[str, Tensor], optimizer: str | None, where: object
+    manifest: Manifest, here: Mapping[str, TensorInfo], optimizer: str | None, where: object
 ) -> None:
-    """StateError that lists how the model and optimiser of `manifest` differ from those at hand."""
-    here = {f"model/{name}": info_of(name, tensor) for name, tensor in tensors.items()}
-    there = {n: i for n, i in manifest.tensors.items() if n.startswith("model/")}
+    """StateError that lists how model and optimiser of `manifest` differ from those at hand (`infos_of`)."""
+    there = {n: i for n, i in manifest.wholes.items() if n.startswith("model/")}
     differences = [
         *(f"{n[6:]} is only in the checkpoint" for n in there if n not in here),
         *(f"{n[6:]} is only in the model" for n in here if n not in there),
@@ -233,8 +231,13 @@ def check_model(
 
 
 def infos_of(model: nn.Module) -> dict[str, TensorInfo]:
-    """Names, shapes and dtypes of what a checkpoint has of `model`."""
-    return {f"model/{name}": info_of(name, tensor) for name, tensor in saved_tensors(model).items()}
+    """Names, shapes and dtypes of what a checkpoint has of `model`, tables that lie elsewhere among them."""
+    found = {f"model/{name}": info_of(name, tensor) for name, tensor in saved_tensors(model).items()}
+    for table in (layer.table for layer in table_layers(model)):
+        row = info_of(table.name, torch.empty(0, dtype=table.dtype))
+        shape = (table.num_rows, table.dim)
+        found[f"model/{table.name}.weight"] = TensorInfo(dtype=row.dtype, shape=shape)
+    return found
 
 
 def partly_seen(steps: Steps) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from evener.core.fleet import Fleet
 from evener.core.plan import Plan, TablePlacement
 from evener.core.split import apportion
 from evener.errors import ModelError, UsageError
-from evener.planner.tables import too_large
+from evener.planner.tables import CPU, DENSE, DEVICE, too_large
 from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import Reducers
 from evener.runtime.tables.ahead import Lookahead
@@ -32,17 +32,17 @@ from evener.runtime.tables.sums import TableSums
 from evener.runtime.tables.table import Table
 from evener.runtime.tables.tiered import TieredRows
 from evener.runtime.tables.transfers import Lanes
-from evener.session.recipe import LOSS_PLACE, Recipe
+from evener.session.recipe import ALL_TABLES, LOSS_PLACE, Recipe
 from evener.session.site import Site
 
-CPU = "cpu"
 TIERED = "tiered"
 _WATCHED_SAMPLES = 8  # of a batch in which a table's ids are looked for
 
 
 def table_names(recipe: Recipe) -> tuple[str, ...]:
-    """The layers that the recipe places, apart from its loss."""
-    return tuple(name for name in recipe.place if name != LOSS_PLACE)
+    """The layers whose tables the recipe places apart from the devices that compute."""
+    places = recipe.places.items()
+    return tuple(name for name, where in places if name not in (LOSS_PLACE, ALL_TABLES) and where != DENSE)
 
 
 def place_tables(recipe: Recipe) -> None:
@@ -70,7 +70,7 @@ def placements(recipe: Recipe, plan: Plan, devices: tuple[str, ...]) -> tuple[Ta
         if table.name in given:
             found.append(given[table.name])
             continue
-        wish = recipe.place[table.name]
+        wish = recipe.places[table.name]
         if isinstance(wish, str) or "file" in wish:
             weights = dict.fromkeys(devices, 1.0)
             residence = wish if isinstance(wish, str) else TIERED
@@ -102,6 +102,11 @@ class JobTables:
     lookahead: Lookahead | None = None
     _waiting: deque[Any] = field(default_factory=deque)
 
+    @property
+    def tables(self) -> list[Table]:
+        """Each table once, whatever layers look it up."""
+        return list({id(x.table): x.table for x in self.layers}.values())
+
     def join(self, reducers: Reducers, here: list[nn.Module]) -> None:
         """Take this device's parts, and part in the sums of steps; called by all devices together.
 
@@ -119,7 +124,7 @@ class JobTables:
         if self.sums is None:
             return
         for table in self.sums.tables:
-            table.use(_optimizer_of(recipe, table.name, optimizer))
+            table.use(optimizer_of(recipe, table.name, optimizer))
         self.sums.follow(optimizer)
 
     def look_ahead(self, device: torch.device) -> Lookahead | None:
@@ -219,11 +224,19 @@ def _nothing(batch: Any) -> Tensor:
     return torch.zeros(0, dtype=torch.int64)
 
 
-def _optimizer_of(recipe: Recipe, table: str, optimizer: torch.optim.Optimizer) -> TableOptimizer:
+def optimizer_of(
+    recipe: Recipe, table: str, optimizer: torch.optim.Optimizer | None = None
+) -> TableOptimizer:
+    """What moves the rows of `table`: as the recipe says, else as `optimizer`, one of the recipe's, does.
+
+    ModelError where no optimiser of tables does the same.
+    """
     given = recipe.table_optimizer
     if isinstance(given, Mapping):
         given = given.get(table)
-    return like_torch(optimizer, table) if given is None else given
+    if given is not None:
+        return given
+    return like_torch(optimizer or recipe.optimizer([nn.Parameter(torch.zeros(1))]), table)
 
 
 def save_part(table: Table, folder: Path) -> Path | None:
@@ -258,7 +271,7 @@ def open_tables(
     several = ranks.world_size > 1
     exchange = Exchange(ranks.world_size, new_group(list(range(ranks.world_size))) if several else None)
     far = site.torch_device.type != "cpu"
-    ids_of, notes = _ids(recipe, layers, several=several) if several or far else ({}, ())
+    ids_of, notes = ids_found(recipe, layers, must=several) if several or far else ({}, ())
     placed = placements(recipe, plan, ranks.devices)
 
     def take_parts() -> None:
@@ -282,28 +295,27 @@ def open_tables(
 def check_room(table: Table, where: TablePlacement, fleet: Fleet) -> None:
     """NoPlanFitsError where `table` is larger than all memory that it is to lie in, so far as that is known.
 
-    An accelerator's entry in the fleet file does not say its host's memory.
+    The memory of an accelerator's host is that of the host's CPU, where the fleet has one.
     """
     if where.residence == TIERED:
         return
-    devices = [fleet.device(name) for name, rows in where.rows.items() if rows]
-    room = {
-        d.name: d.memory_bytes.value
-        for d in devices
-        if d.memory_bytes and (d.type == "cpu" or where.residence == "device")
-    }
+    holders = [fleet.device(name) for name, rows in where.rows.items() if rows]
+    if where.residence != DEVICE:
+        holders = [d if d.type == "cpu" else fleet.host_cpu(d.host) or d for d in holders]
+    known = {d.name: d for d in holders if d.type == "cpu" or where.residence == DEVICE}
+    room = {n: d.memory_bytes.value for n, d in known.items() if d.memory_bytes}
     num_bytes = table.num_rows * table.dim * table.dtype.itemsize
-    if len(room) == len(devices) and num_bytes > sum(room.values()):
+    if len(room) == len({d.name for d in holders}) and num_bytes > sum(room.values()):
         raise too_large(table.name, num_bytes, "of weights alone", room)
 
 
 def _maker(residence: str, recipe: Recipe, site: Site, table: str) -> MakeRows:
     if residence == CPU:
         return in_memory
-    if residence == "device":
+    if residence == DEVICE:
         return lambda num_rows, give: MemoryRows(give(0, num_rows).to(site.torch_device))
     if residence == TIERED:
-        wish = recipe.place[table]
+        wish = recipe.places[table]
         folder = Path(wish["file"]) / f"{table}-{site.device.name.replace('/', '-')}"
         host, hot = int(wish.get("rows", 0)), int(wish.get("hot", 0))
         return lambda num_rows, give: TieredRows(
@@ -315,12 +327,13 @@ def _maker(residence: str, recipe: Recipe, site: Site, table: str) -> MakeRows:
     )
 
 
-def _ids(
-    recipe: Recipe, layers: list[TableLayer], *, several: bool
+def ids_found(
+    recipe: Recipe, layers: list[TableLayer], *, must: bool = True
 ) -> tuple[dict[str, IdsOf], tuple[str, ...]]:
     """How to read each table's ids from a batch, found by running the model unless the recipe says it.
 
-    One device can do without: it then looks up what the model asks for, and nothing ahead.
+    ModelError where no part of a batch holds them and they `must` be found: one device by itself can do
+    without, and then looks up what the model asks for, and nothing ahead.
     """
     batch = recipe.batch_of(_WATCHED_SAMPLES)
     args, kwargs, _ = recipe.problem.inputs(batch)
@@ -332,12 +345,12 @@ def _ids(
         given = recipe.ids.get(name)
         if given is not None:
             found[name] = given
-        if given is not None or (name in recipe.ids and not several):
+        if given is not None or (name in recipe.ids and not must):
             continue
         try:
             found[name], note = find_ids(batch, asked[name], name)
         except ModelError as e:
-            if several:
+            if must:
                 raise
             note = f"table {name}: {e.what}, so none are sent before they are asked for"
         notes.append(note)

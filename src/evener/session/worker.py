@@ -23,6 +23,7 @@ from evener.session.members.joiner import enter, own_profile
 from evener.session.members.member import Belongings, Generation, Member
 from evener.session.members.pulse import SILENT_S, Pulse
 from evener.session.members.turnover import next_turn, tear_down
+from evener.session.placing import settled
 from evener.session.preflight import look_over
 from evener.session.prepare import agreed_plan, prepared
 from evener.session.recipe import Recipe, load_recipe
@@ -81,19 +82,21 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     look_over(request, meeting)
     site = site_of(request, meeting.rank)
     recipe = prepared(recipe or load_recipe(request.script, request.seed), request)
+    recipe, placing = settled(recipe, request, meeting)
     pulse = None
     if survives(request, recipe):
         others = [d.name for d in request.fleet.devices if d.name != site.device.name]
         pulse = _started_pulse(meeting, site.device.name)
         pulse.watch(1, others, lambda reason: meeting.sockets.shut())  # links are measured in a group
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse)
+    member.decisions += placing.settled.notes
     if request.elastic and len(request.fleet.devices) > 1 and table_names(recipe):
         member.decisions.append("tables are placed: the job ends when a device is lost, and none may join")
     apart = parting_ways(request, recipe)
     if request.elastic and len(request.fleet.devices) > 1 and apart:
         member.decisions.append(NOT_ELASTIC.format(apart))
     try:
-        fleet, plan, member.given = agreed_plan(request, meeting, recipe, site)
+        fleet, plan, member.given = agreed_plan(request, meeting, recipe, site, placing)
         turn = Turn(fleet=fleet, plan=plan, members=tuple(d.name for d in fleet.devices))
         outcome, last = _live(member, turn, 1)
         if handed_in and not _everyone_has_all(last, recipe):
@@ -114,6 +117,7 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
     device = later.device
     site = open_site(device, rehearse=request.rehearse, fleet=request.fleet)
     recipe = prepared(load_recipe(request.script, request.seed), request)
+    recipe, _ = settled(recipe, request, meeting, decides=False)
     if table_names(recipe):
         raise RefusedError(
             f"a job that places tables takes in no device: {', '.join(table_names(recipe))}",

@@ -17,7 +17,7 @@ def check(residence: str, types: tuple[str, str], *held: float | None) -> None:
     """Half of the table on each of two devices that hold so many bytes (None: nobody knows)."""
     devices = tuple(
         Device(
-            name=f"lab/{i}",
+            name=f"lab{i}/d",
             kind="some",
             type=kind,
             memory_bytes=None if size is None else Figure(value=size, source="assumed"),
@@ -25,7 +25,7 @@ def check(residence: str, types: tuple[str, str], *held: float | None) -> None:
         for i, (kind, size) in enumerate(zip(types, held, strict=True))
     )
     model = nn.Sequential(nn.Embedding(ROWS, 64, device="meta"))
-    rows = {"lab/0": ROWS // 2, "lab/1": ROWS // 2}
+    rows = {"lab0/d": ROWS // 2, "lab1/d": ROWS // 2}
     where = TablePlacement(table="0", rows=rows, residence=residence)
     check_room(place_table(model, "0").table, where, Fleet(devices=devices))
 
@@ -51,3 +51,14 @@ def test_where_memory_is_not_known_or_not_needed_nothing_is_refused(
     residence: str, types: tuple[str, str], second: float | None
 ) -> None:
     check(residence, types, 1.0, second)
+
+
+def test_the_memory_of_an_accelerators_host_counts_where_it_is_known() -> None:
+    card = Device(name="lab/gpu0", kind="some", type="cuda")
+    host = Device(name="lab/cpu", kind="host", memory_bytes=Figure(value=2 * HALF - 1, source="assumed"))
+    fleet = Fleet(devices=(card,)).with_hosts((host,))
+    table = place_table(nn.Sequential(nn.Embedding(ROWS, 64, device="meta")), "0").table
+    where = TablePlacement(table="0", rows={"lab/gpu0": ROWS}, residence="cpu")
+    with pytest.raises(NoPlanFitsError, match="the table 0 is larger than all memory") as caught:
+        check_room(table, where, fleet)
+    assert "lab/cpu" in caught.value.numbers

@@ -12,7 +12,8 @@ from evener.core.words import counted
 from evener.errors import StateError
 from evener.runtime.checkpoints.files import Files
 from evener.runtime.checkpoints.manifest import MANIFEST, Manifest, read_manifest, sealed
-from evener.runtime.checkpoints.shards import check_shard, read_shard
+from evener.runtime.checkpoints.rows import parts_of, rows_from
+from evener.runtime.checkpoints.shards import check_shard, read_shard, read_slice
 
 FOLDER = "checkpoints"
 _NAME = re.compile(r"samples-(\d{12})")
@@ -50,9 +51,24 @@ class Checkpoint:
         for shard in self.manifest.shards:
             check_shard(self.path, shard)
 
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows `start` to `stop` of a tensor, on the host, whole or in parts, from whatever shards."""
+
+        def read(part: str, first: int, end: int) -> Tensor:
+            for shard in self.manifest.shards:
+                if part in shard.tensors:
+                    return read_slice(self.path, shard, part, first, end)
+            raise StateError(f"the checkpoint {self.path} lacks {part}")
+
+        return rows_from(self.manifest.tensors, name, start, stop, read)
+
     def read(self, names: Collection[str]) -> dict[str, Tensor]:
         """The tensors `names`, on the host, from whatever shards they are in."""
         result: dict[str, Tensor] = {}
+        in_parts = parts_of(self.manifest.tensors)
+        for name in names:
+            if name in in_parts:
+                result[name] = self.read_rows(name, 0, in_parts[name][-1][1])
         for shard in self.manifest.shards:
             here = [name for name in shard.tensors if name in names]
             if here:

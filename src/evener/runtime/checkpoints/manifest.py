@@ -12,6 +12,7 @@ from evener.core.figures import Value
 from evener.core.files import MAX_BYTES, encode
 from evener.core.membership import ScaleState
 from evener.errors import StateError
+from evener.runtime.checkpoints.rows import wholes
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -77,6 +78,11 @@ class Manifest(Value, frozen=True, kw_only=True):
     def tensors(self) -> dict[str, TensorInfo]:
         """Every tensor of every shard."""
         return {name: info for shard in self.shards for name, info in shard.tensors.items()}
+
+    @property
+    def wholes(self) -> dict[str, TensorInfo]:
+        """The same with tables that lie in parts as one tensor each; StateError where rows are missing."""
+        return wholes(self.tensors)
 
     @property
     def num_bytes(self) -> int:

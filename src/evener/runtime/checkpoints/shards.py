@@ -146,3 +146,13 @@ def read_shard(folder: Path, shard: Shard, names: list[str]) -> dict[str, Tensor
                 numbers=f"{info_of(name, tensor)} for {shard.tensors[name]}",
             )
     return found
+
+
+def read_slice(folder: Path, shard: Shard, name: str, start: int, stop: int) -> Tensor:
+    """Rows `start` to `stop` of the tensor `name`, on the host; no more of it is read."""
+    path = folder / shard.file
+    try:
+        with safe_open(path, framework="pt") as f:
+            return f.get_slice(name)[start:stop]
+    except (OSError, SafetensorError) as e:
+        raise StateError(f"cannot read the shard {path}: {e}", remedy=OLDER) from e

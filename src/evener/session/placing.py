@@ -1,0 +1,239 @@
+"""Places for tables that the planner is to choose: what each asks for, the decision, and rows by the plan.
+
+recipe.place, --place ──► stand-ins ──► one device decides ──► all do so ──► measuring ──► plan ──► rows
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from evener.core.figures import Figure, Value
+from evener.core.fleet import Fleet
+from evener.core.plan import Plan, TablePlacement
+from evener.core.tables import TableUse
+from evener.errors import ModelError, UsageError
+from evener.planner.tables import CPU, DENSE, DEVICE, no_device_holds, place_tables, table_sites
+from evener.probing.rates import rows_rate
+from evener.runtime.tables.layer import TableLayer, place_table, put_back, table_layers
+from evener.session.meeting import Meeting
+from evener.session.recipe import ALL_TABLES, LOSS_PLACE, Recipe
+from evener.session.request import Request
+from evener.session.tables import ids_found, optimizer_of, placements, table_names
+
+AUTO = "auto"
+PLACES = (AUTO, CPU, DEVICE, DENSE)
+MODEL_COPIES = 4  # parameters, gradients and two moments: what a device keeps of the rest of a model
+MOST_READ = 4096  # samples that are read to see how many ids of a step are different
+
+
+class Settled(Value, frozen=True, kw_only=True):
+    """The tables whose place was decided, as all devices are told; rows are those of the whole fleet."""
+
+    tables: tuple[TablePlacement, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Placing:
+    """What was decided; on the device that decided also what it takes to share rows out under a plan."""
+
+    settled: Settled = dataclasses.field(default_factory=Settled)
+    uses: tuple[TableUse, ...] = ()
+    beside_bytes: int = 0
+    rate: Figure | None = None
+
+    def left(self, fleet: Fleet) -> Fleet:
+        """The fleet as the planner may fill it: memory less what tables take of it."""
+        devices = []
+        for d in fleet.devices:
+            memory, held = d.free_memory_bytes or d.memory_bytes, self._held(fleet, d.name)
+            if memory is not None and held:
+                d = replace(d, free_memory_bytes=replace(memory, value=max(1.0, memory.value - held)))
+            devices.append(d)
+        return replace(fleet, devices=tuple(devices))
+
+    def on(self, plan: Plan, fleet: Fleet, recipe: Recipe) -> Plan:
+        """The plan with rows of all tables by its devices, by budget where the planner chose the place.
+
+        NoPlanFitsError where its devices, perhaps fewer than were offered, have no room.
+        """
+        given = {p.table for p in plan.tables}
+        where = {p.table: p.residence or CPU for p in self.settled.tables}
+        uses = tuple(u for u in self.uses if u.name not in given)
+        sites = table_sites(fleet, plan.devices, beside_bytes=self.beside_bytes, rate=self.rate)
+        chosen = place_tables(uses, fleet, sites, plan.global_batch, only=where)
+        plan = replace(plan, tables=(*plan.tables, *(c.placement for c in chosen)))
+        known = {p.table for p in plan.tables}
+        asked = [p for p in placements(recipe, plan, plan.devices) if p.table not in known]
+        plan = replace(plan, tables=(*plan.tables, *(_as_asked(recipe, p) for p in asked)))
+        return replace(plan, prediction=self._predicted(plan, fleet))
+
+    def _predicted(self, plan: Plan, fleet: Fleet) -> Any:
+        """Bytes by device with the rows that lie in the memory which a plan counts."""
+        told = plan.prediction
+        if told is None or not told.memory_bytes:
+            return told
+        of = Placing(settled=Settled(tables=plan.tables))
+        memory = {d: b + of._held(fleet, d) for d, b in told.memory_bytes.items()}
+        return replace(told, memory_bytes=memory)
+
+    def _held(self, fleet: Fleet, device: str) -> int:
+        """Bytes of rows in the memory of `device`; a dense table was measured with the model."""
+        on_cpu = fleet.device(device).type == "cpu"
+        lying = [t for t in self.settled.tables if t.residence == DEVICE or (t.residence == CPU and on_cpu)]
+        return sum(t.held_bytes.get(device, 0) for t in lying)
+
+
+def _as_asked(recipe: Recipe, placed: TablePlacement) -> TablePlacement:
+    """A placement of the recipe's own with its bytes."""
+    (layer, *_) = _layers_named(recipe.model, [placed.table])
+    table = layer.table
+    numbers = table.dim + sum(optimizer_of(recipe, table.name).widths(table.dim).values())
+    held = {d: n * numbers * table.dtype.itemsize for d, n in placed.rows.items()}
+    in_memory = placed.residence in (None, CPU, DEVICE)
+    return replace(placed, held_bytes=held if in_memory else {}, why="as asked")
+
+
+def with_places(recipe: Recipe, request: Request) -> Recipe:
+    """The recipe with a place for each table that is asked for one, "*" spelt out, `request` going first.
+
+    Not asked for and placed all the same are tables that no device of the job could hold with their gradients
+    and state, and those on the meta device: there is no other way to train them.
+    """
+    asked = {**recipe.places, **request.place}
+    found = dict(asked)
+    for name, layer in _tables_of(recipe.model).items():
+        wanted = ALL_TABLES in asked or _is_beyond(recipe, request.fleet, name, layer)
+        if name not in found and wanted and not why_not(recipe.model, name):
+            found[name] = asked.get(ALL_TABLES, AUTO)
+    for name, where in found.items():
+        if isinstance(where, str) and name != LOSS_PLACE and where not in PLACES:
+            raise UsageError(
+                f"place of {name} is {where!r}",
+                remedy='"auto", "cpu", "device", "dense", weights by device, or {"file": FOLDER, "rows": N}: '
+                "N rows in memory",
+            )
+    return dataclasses.replace(recipe, place=found)
+
+
+def why_not(model: nn.Module, name: str) -> str:
+    """Why the table `name` cannot be placed; empty where it can."""
+    try:
+        put_back(model, place_table(model, name), None)
+    except ModelError as e:
+        return e.what
+    return ""
+
+
+def settled(
+    recipe: Recipe, request: Request, meeting: Meeting, *, decides: bool | None = None
+) -> tuple[Recipe, Placing]:
+    """Decide where the tables go that were left to the planner, and do so; called by all devices together.
+
+    The first process (or who `decides`) does before anything is measured, from sizes, ids, memory and
+    bandwidth: what is measured then is what will run. Dense tables are the user's own layers again.
+    """
+    open_names = [n for n in table_names(recipe) if recipe.places[n] == AUTO]
+    if not open_names and ALL_TABLES not in recipe.places:
+        return recipe, Placing()
+    placing = Placing()
+    if meeting.rank == 0 if decides is None else decides:
+        placing = _decided(recipe, request, open_names)
+        meeting.put("tables", placing.settled)
+    else:
+        placing = Placing(settled=meeting.get("tables", Settled))
+    where = {p.table: p.residence or CPU for p in placing.settled.tables}
+    for layer in table_layers(recipe.model):
+        if where.get(layer.table.name) == DENSE:
+            put_back(recipe.model, layer, None)
+    return dataclasses.replace(recipe, place={**recipe.places, **where}), placing
+
+
+def _decided(recipe: Recipe, request: Request, names: list[str]) -> Placing:
+    fleet = request.fleet
+    left = _tables_of(recipe.model) if ALL_TABLES in recipe.places else {}
+    reasons = {name: why_not(recipe.model, name) for name in left}
+    notes = tuple(f"table {name} stays as it is: {why}" for name, why in reasons.items() if why)
+    given = {t.table: t for t in request.plan.tables} if request.plan else {}
+    fixed = tuple(given[n] for n in names if n in given)
+    uses, stay = [], []
+    for layer in _layers_named(recipe.model, [n for n in names if n not in given]):
+        try:
+            uses.append(use_of(recipe, layer))
+        except ModelError as e:
+            stay.append(TablePlacement(table=layer.table.name, rows={}, residence=DENSE, why=e.what))
+    unknown = not request.rehearse and not any(_cpu_rate(fleet, d.host) for d in fleet.devices)
+    rate = rows_rate() if uses and unknown else None
+    beside = MODEL_COPIES * sum(p.nbytes for p in recipe.model.parameters())
+    everyone = tuple(d.name for d in fleet.devices)
+    sites = table_sites(fleet, everyone, beside_bytes=beside, rate=rate)
+    chosen = place_tables(uses, fleet, sites, recipe.global_batch)
+    tables = (*fixed, *stay, *(c.placement for c in chosen))
+    return Placing(
+        settled=Settled(tables=tables, notes=notes), uses=tuple(uses), beside_bytes=beside, rate=rate
+    )
+
+
+def use_of(recipe: Recipe, layer: TableLayer) -> TableUse:
+    """What steps of the recipe ask of a table: ids of samples from all over its data, and how many differ.
+
+    ModelError where the recipe's optimiser cannot move it.
+    """
+    table = layer.table
+    state = sum(optimizer_of(recipe, table.name).widths(table.dim).values())
+    size = len(recipe.dataset)
+    samples = min(recipe.global_batch, MOST_READ, size)
+    plain = TableUse(
+        name=table.name,
+        num_rows=table.num_rows,
+        dim=table.dim,
+        state_numbers=state,
+        number_bytes=table.dtype.itemsize,
+    )
+    try:
+        ids_of, _ = ids_found(recipe, [layer])
+    except ModelError:
+        return plain  # its ids stand in no batch: one a sample, all different
+    batch = recipe.collate_fn([recipe.dataset[i * size // samples] for i in range(samples)])
+    ids = ids_of[table.name](batch).reshape(-1)
+    if not len(ids):
+        return plain
+    return replace(
+        plain,
+        ids_per_sample=len(ids) / samples,
+        distinct=len(torch.unique(ids)) / len(ids),
+        source="measured",
+    )
+
+
+def _is_beyond(recipe: Recipe, fleet: Fleet, name: str, layer: nn.Embedding | nn.EmbeddingBag) -> bool:
+    if layer.weight.is_meta:
+        return True
+    try:
+        state = sum(optimizer_of(recipe, name).widths(layer.embedding_dim).values())
+    except ModelError:
+        return False
+    use = TableUse(
+        name=name,
+        num_rows=layer.num_embeddings,
+        dim=layer.embedding_dim,
+        state_numbers=state,
+        number_bytes=layer.weight.dtype.itemsize,
+    )
+    return no_device_holds(use, fleet)
+
+
+def _tables_of(model: nn.Module) -> dict[str, nn.Embedding | nn.EmbeddingBag]:
+    return {n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+
+
+def _layers_named(model: nn.Module, names: list[str]) -> list[TableLayer]:
+    return [layer for layer in table_layers(model) if layer.table.name in names]
+
+
+def _cpu_rate(fleet: Fleet, host: str) -> Figure | None:
+    cpu = fleet.host_cpu(host)
+    return cpu.bytes_per_s if cpu else None

@@ -1,0 +1,175 @@
+"""What a checkpoint has of a table is what torch's optimiser of a dense one has, and it goes on from there."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evener.errors import StateError, UsageError
+from evener.runtime.checkpoints.files import Disk
+from evener.runtime.checkpoints.folder import FOLDER, Checkpoint, partial_of
+from evener.runtime.checkpoints.saving import Part as Shard
+from evener.runtime.checkpoints.saving import complete, write_part
+from evener.runtime.tables.optimizers import TableAdagrad, TableAdam, TableOptimizer, TableSGD
+from evener.runtime.tables.rows import MemoryRows
+from evener.runtime.tables.saving import export_table, import_table, refuse_files
+from evener.runtime.tables.table import Part, Table
+from evener.runtime.tables.tiered import TieredRows
+from tests.checkpoints import manifest_at
+
+ROWS, DIM, SPLIT = 40, 3, 15
+
+
+def weight() -> torch.Tensor:
+    return torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def ids_at(step: int) -> torch.Tensor:
+    return torch.unique(torch.randint(0, ROWS, (6,), generator=torch.Generator().manual_seed(step)))
+
+
+def train(table: Table, steps: range) -> None:
+    """Steps on rows of this table's part, each with the square of its rows as gradient."""
+    for step in steps:
+        ids = ids_at(step)
+        ids = ids[(ids >= table.part.start) & (ids < table.part.stop)] - table.part.start
+        table.begin(1.0)
+        table.collect(ids, table.own(ids).square())
+        table.sum_up()
+        table.gradient = (ids, table.gradient[1])  # type: ignore[index]
+        table._untouched = False  # somebody's rows are touched in every step
+        table.move(0.1 / (1 + step))
+        table.discard()
+
+
+def table_of(start: int, stop: int, optimizer: TableOptimizer, rows: torch.Tensor | None = None) -> Table:
+    held = weight()[start:stop] if rows is None else rows
+    table = Table("emb", ROWS, DIM, Part(start, stop, MemoryRows(held.clone())))
+    table.use(optimizer)
+    return table
+
+
+def saved(folder: Path, tables: list[Table]) -> Checkpoint:
+    """As the devices of a job would, one after the other."""
+    files, partial = Disk(), folder / FOLDER / partial_of(8, "token")
+    written = [
+        write_part(
+            files,
+            Shard(
+                partial=partial,
+                device=f"lab/{i}",
+                place=i + 1,
+                places=len(tables),
+                copy=lambda i=i: {n: t.clone() for n, t in export_table(tables[i], leads=not i).items()},
+                statistics={},
+            ),
+        )
+        for i in range(len(tables))
+    ]
+    assert not any(w.error for w in written), written
+    done = complete(files, partial, manifest_at(8), written, keep_last=3)
+    assert done.path is not None, done.why
+    return Checkpoint(done.path)
+
+
+def dense(make: Callable[[Any], torch.optim.Optimizer], steps: int) -> tuple[torch.Tensor, dict[str, Any]]:
+    """A plain parameter after the same steps, and what torch's optimiser keeps for it."""
+    p = nn.Parameter(weight())
+    optimizer = make([p])
+    for step in range(steps):
+        p.grad = torch.zeros_like(p)
+        ids = ids_at(step)
+        p.grad[ids] = p.detach()[ids].square()
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+        optimizer.step()
+    return p.detach(), optimizer.state[p]
+
+
+CASES = pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (TableSGD(weight_decay=0.1), lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1)),
+        (TableAdam(), lambda p: torch.optim.Adam(p)),
+        (
+            TableAdam(weight_decay=0.1, decoupled=True),
+            lambda p: torch.optim.AdamW(p, weight_decay=0.1),
+        ),
+        (
+            TableAdagrad(initial=0.2, eps=1e-10),
+            lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.2),
+        ),
+    ],
+    ids=["sgd", "adam", "adamw", "adagrad"],
+)
+
+
+@CASES
+def test_state_has_the_names_and_numbers_of_torch(
+    tmp_path: Path, ours: TableOptimizer, theirs: Callable[[Any], torch.optim.Optimizer]
+) -> None:
+    tables = [table_of(0, SPLIT, ours), table_of(SPLIT, ROWS, ours)]
+    for table in tables:
+        train(table, range(20))
+    checkpoint = saved(tmp_path, tables)
+    want, state = dense(theirs, 20)
+    names = {"model/emb.weight": want} | {
+        f"optimizer/emb.weight/{k}": v for k, v in state.items() if v is not None
+    }
+    assert set(checkpoint.manifest.wholes) == set(names)
+    found = checkpoint.read(list(names))
+    for name, tensor in names.items():
+        torch.testing.assert_close(found[name].double(), tensor.double(), rtol=0, atol=1e-9)
+
+
+@CASES
+@pytest.mark.parametrize("bounds", [(0, ROWS), (0, 4), (10, 33), (20, 20)], ids=str)
+def test_it_goes_on_in_other_parts(
+    tmp_path: Path, ours: TableOptimizer, theirs: object, bounds: tuple[int, int]
+) -> None:
+    tables = [table_of(0, SPLIT, ours), table_of(SPLIT, ROWS, ours)]
+    for table in tables:
+        train(table, range(20))
+    checkpoint = saved(tmp_path, tables)
+    straight, again = (
+        table_of(*bounds, ours),
+        table_of(*bounds, ours, torch.zeros(bounds[1] - bounds[0], DIM).double()),
+    )
+    train(straight, range(30))
+    import_table(again, checkpoint)
+    train(again, range(20, 30))
+    every = torch.arange(bounds[1] - bounds[0])
+    torch.testing.assert_close(again.own(every), straight.own(every), rtol=0, atol=1e-10)
+
+
+def test_saving_leaves_the_table_as_it_would_have_been(tmp_path: Path) -> None:
+    ours, undisturbed = table_of(0, ROWS, TableAdam()), table_of(0, ROWS, TableAdam())
+    train(ours, range(20))
+    saved(tmp_path, [ours])
+    train(ours, range(20, 40))
+    train(undisturbed, range(40))
+    every = torch.arange(ROWS)
+    torch.testing.assert_close(ours.own(every), undisturbed.own(every), rtol=0, atol=1e-10)
+
+
+def test_state_of_another_optimiser(tmp_path: Path) -> None:
+    sgd = table_of(0, ROWS, TableSGD())
+    train(sgd, range(3))
+    checkpoint = saved(tmp_path / "sgd", [sgd])
+    adam = table_of(0, ROWS, TableAdam())
+    import_table(adam, checkpoint)  # none at all: it begins as a new one
+    assert torch.equal(adam.own(torch.arange(ROWS)), sgd.own(torch.arange(ROWS)))
+    assert not len(adam.rates.values)
+    half = checkpoint.manifest.tensors | {"optimizer/emb.weight/exp_avg": None}
+    partly = Checkpoint(checkpoint.path)
+    object.__setattr__(partly, "manifest", type("M", (), {"wholes": half, "tensors": half})())
+    with pytest.raises(StateError, match="has not all of the state of the table emb"):
+        import_table(adam, partly)
+
+
+def test_a_table_in_a_file_is_refused(tmp_path: Path) -> None:
+    rows = TieredRows(tmp_path, ROWS, lambda a, b: weight()[a:b], host=5)
+    with pytest.raises(UsageError, match="tables in files: emb"):
+        refuse_files([Table("emb", ROWS, DIM, Part(0, ROWS, rows))])
