@@ -98,18 +98,27 @@ class Handover:
 
     @cached_property
     def _ports(self) -> tuple[Messages, ...]:
+        """What passes each port. Devices that are alike (host, links, part) are looked at once."""
+        linked = {end for link in self.fleet.links for end in (link.a, link.b)}
+        alike: dict[tuple[str, str, float], list[str]] = {}
+        for name, part in self.parts:
+            key = (self.fleet.device(name).host, name if name in linked else "", part)
+            alike.setdefault(key, []).append(name)
         held: dict[tuple[str, ...], Counter[tuple[int, float]]] = {}
         curves: dict[int, Curve] = {}
-        for target, part in self.parts:
-            for source, _ in self.parts if part > 0 else ():
-                link = self.fleet.link(source, target) if source != target else None
+        for (_, _, part), targets in alike.items():
+            for sources in alike.values() if part > 0 else ():
+                same = int(sources is targets)
+                link = self.fleet.link(sources[0], targets[same]) if len(targets) > same else None
                 if link is None:
                     continue
                 curve = (link.reduce_curve or link.curve) if self.adds else link.curve
                 curves[id(curve)] = curve
-                for way, end in (("out", source), ("in", target)):
-                    port = (way, *_port(self.fleet, link, end))
-                    held.setdefault(port, Counter())[id(curve), part] += 1
+                targets_each, sources_each = len(targets) - same, len(sources) - same
+                for way, end, each in (("out", sources[0], targets_each), ("in", targets[0], sources_each)):
+                    port = _port(self.fleet, link, end)
+                    passing = each if port == (end,) else len(sources) * targets_each
+                    held.setdefault((way, *port), Counter())[id(curve), part] += passing
         return tuple(
             dict.fromkeys(
                 tuple((curves[key], part, times) for (key, part), times in sorted(counted.items()))

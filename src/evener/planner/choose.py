@@ -4,11 +4,13 @@ from msgspec.structs import replace
 
 from evener.core.fleet import Fleet
 from evener.core.job import Job, Shapes
+from evener.core.plan import HELD
 from evener.core.profile import Profile
 from evener.cost.evaluate import CostModel
 from evener.cost.worth import unbounded_samples_per_s, useful_samples
 from evener.errors import NoPlanFitsError, UsageError
 from evener.planner.data_parallel import plan_data_parallel
+from evener.planner.fewer import with_fewer
 from evener.planner.links import UNLINKED, check_links
 from evener.planner.result import PlanResult
 from evener.planner.sources import marked
@@ -25,6 +27,8 @@ def plan(fleet: Fleet, profile: Profile, job: Job, *, shapes: Shapes = "data-par
     wishes that contradict each other.
     """
     result = _found(fleet, profile, job, shapes)
+    if job.fewer:
+        result = with_fewer(fleet, profile, job, result)
     if UNLINKED not in job.allow:
         check_links(fleet, result.plan)
     return marked(fleet, profile, result)
@@ -34,20 +38,54 @@ def _found(fleet: Fleet, profile: Profile, job: Job, shapes: Shapes) -> PlanResu
     given = job.batch_per_device is not None or job.keep_all
     if job.place:
         return _placed(fleet, profile, job, given)
-    flat: PlanResult | None
+    parts = None
+    if profile.timings and job.state != "replicated":
+        from evener.planner.unequal import plan_unequal  # like all shapes, only when wanted
+
+        parts = plan_unequal(fleet, profile, job)
+    if job.state in HELD:
+        return _in_parts(parts, fleet, profile, job)
+    flat: PlanResult | None = None
+    failure: NoPlanFitsError | None = None
     try:
         flat = plan_data_parallel(fleet, profile, job)
-    except NoPlanFitsError:
-        if shapes == "data-parallel" or given or not profile.timings:
-            raise
-        flat = None
-    if flat is not None and (shapes == "data-parallel" or given):
-        return flat
-    if flat is not None and (shapes == "auto" or not profile.timings):
-        return replace(flat, reasons=(*flat.reasons, _narrow(profile))) if len(fleet.devices) > 1 else flat
-    from evener.planner.whole import plan_whole  # only when wanted: data parallelism answers without it
+    except NoPlanFitsError as e:
+        failure = e
+    narrow = (
+        shapes == "data-parallel" or given or not profile.timings or (shapes == "auto" and flat is not None)
+    )
+    if flat is not None and len(fleet.devices) > 1 and shapes != "data-parallel" and narrow and not given:
+        flat = replace(flat, reasons=(*flat.reasons, _narrow(profile)))
+    if not narrow:
+        from evener.planner.whole import plan_whole  # only when wanted: data parallelism answers without it
 
-    return _with_worth(fleet, profile, plan_whole(fleet, profile, job, flat))
+        try:
+            flat = _with_worth(fleet, profile, plan_whole(fleet, profile, job, flat))
+        except NoPlanFitsError as e:
+            failure = e
+    if parts is None and flat is not None:
+        return flat
+    from evener.planner.unequal import better, with_hint
+
+    best = better(flat, parts, fleet, job)
+    if best is None:
+        assert failure is not None
+        raise with_hint(failure, fleet, profile, job) if profile.timings else failure
+    return best
+
+
+def _in_parts(parts: PlanResult | None, fleet: Fleet, profile: Profile, job: Job) -> PlanResult:
+    """The plan that keeps in parts what was asked for."""
+    from evener.planner.unequal import WORDS, with_hint
+
+    if not profile.timings:
+        raise UsageError(
+            f"state {job.state} needs seconds by layer", remedy="a profile that times each layer"
+        )
+    if parts is None:
+        what = f"no plan fits that keeps {WORDS[job.state]} in parts"
+        raise with_hint(NoPlanFitsError(what, remedy="a smaller margin"), fleet, profile, job)
+    return parts
 
 
 def _placed(fleet: Fleet, profile: Profile, job: Job, given: bool) -> PlanResult:

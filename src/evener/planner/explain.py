@@ -47,6 +47,7 @@ def limiter(prediction: Prediction) -> str:
     what = {
         "compute": f"{name} computes for",
         "reduce": "the gradient reduction shows for",
+        "transfer": f"{name} waits for parameters of other owners for",
         "input": f"{name} waits for data for",
         "optimizer": f"the optimiser on {name} takes",
         "overhead": f"fixed costs on {name} take",

@@ -71,11 +71,18 @@ class OwnedSearch:
     _prices: dict[Draft, OwnedPlan | None] = field(default_factory=dict)
     _limits: dict[tuple[int, float], int] = field(default_factory=dict)
     _curves: dict[tuple, list[float]] = field(default_factory=dict)
+    _wires: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def best(self) -> OwnedPlan | None:
         """The best one; None where nothing fits."""
         best: OwnedPlan | None = None
+        able = [self.most_part(1, g.usable_bytes) >= 0 for g in self.groups]
+        held = sum(max(self.most_part(0, g.usable_bytes), 0) * len(g.names) for g in self.groups)
+        if held < WHOLE or not any(able):
+            return None
         for some, counts in self._sets():
+            if any(k and not can for k, can in zip(some, able, strict=True)):
+                continue
             for draft in self._drafts(some, counts, best):
                 found = self.price(draft)
                 if found is not None and (best is None or found.value < best.value):
@@ -118,6 +125,11 @@ class OwnedSearch:
                 found = OwnedPlan(plan=plan, cost=cost, value=value, draft=draft)
             self._prices[draft] = found
         return self._prices[draft]
+
+    def least_with(self, device: str) -> float:
+        """Seconds of the best plan seen that uses `device`; infinite where none was."""
+        priced = (p for p in self._prices.values() if p is not None and device in p.draft.names)
+        return min((p.cost.step_s for p in priced), default=float("inf"))
 
     def plan_of(self, draft: Draft) -> Plan:
         """The draft as a plan."""
@@ -208,7 +220,7 @@ class OwnedSearch:
         if not self.aim.allowed(names):
             return
         fitting = 0
-        for rounds in self._rounds():
+        for rounds in self.rounds():
             if best is not None and self.aim.value(self.least_s(some, rounds), names) >= best.value:
                 continue
             taken = self._samples(some, rounds, self._wire_s(names))
@@ -227,7 +239,7 @@ class OwnedSearch:
             if fitting > _MORE_ROUNDS:
                 return
 
-    def _rounds(self) -> list[int]:
+    def rounds(self) -> list[int]:
         """Numbers of micro-batches worth trying: all up to 4, then about a factor of 1.5 apart."""
         found, most = [1, 2, 3, 4], self.job.global_batch
         while found[-1] < most:
@@ -240,6 +252,18 @@ class OwnedSearch:
         curves = [self._curve(g, self.largest_size(g), rounds, 0.0) for g, _ in used]
         found = balance(self.job.global_batch, curves, [k for _, k in used])
         return float("inf") if found is None else found[0]
+
+    def bound_s(self) -> float:
+        """Seconds that no plan can beat: every device in its best micro-batch, what is sent takes no time."""
+        n = np.arange(self.job.global_batch + 1)
+        curves = []
+        for group in self.groups:
+            seconds = self._fixed_s(group.kind) + n / self._rate(group.kind)
+            seconds[0] = 0.0
+            curves.append(seconds.tolist())
+        found = balance(self.job.global_batch, curves, [len(g.names) for g in self.groups])
+        assert found is not None, "no curve ends before the global batch"
+        return found[0]
 
     def _samples(
         self, counts: Counts, rounds: int, wire_s: float
@@ -307,6 +331,12 @@ class OwnedSearch:
 
     def _wire_s(self, names: Sequence[str]) -> float:
         """About the seconds of a micro-batch's exchanges among these devices, parts alike."""
+        key = tuple(names)
+        if key not in self._wires:
+            self._wires[key] = self._exchange_s(names)
+        return self._wires[key]
+
+    def _exchange_s(self, names: Sequence[str]) -> float:
         level = HELD.index(self.held) + 1
         if level < 2 or len(names) < 2:
             return 0.0
@@ -384,7 +414,7 @@ class OwnedSearch:
         parts = apportion(WHOLE, [weights[n] for n in ordered])
         limits = {n: self.largest_size(g) for g in self.groups for n in g.names}
         found = []
-        for rounds in self._rounds():
+        for rounds in self.rounds():
             sizes = tuple(self._size(k, limits[n], rounds) for n, k in zip(ordered, samples, strict=True))
             if all(s > 0 or not k for s, k in zip(sizes, samples, strict=True)):
                 found.append(self.price(Draft(tuple(ordered), samples, sizes, parts)))

@@ -1,5 +1,8 @@
 """Whose values are whose, and how long they take to their owners and back."""
 
+import random
+from collections import Counter
+
 import pytest
 from msgspec.structs import replace
 
@@ -78,6 +81,29 @@ def test_a_bus_and_a_link_between_hosts_are_shared() -> None:
     between = Link(a="a", b="b", curve=line(1e-3, 1e9))
     over = handover(dict.fromkeys(names, 1), fleet_of(names, inside(), inside("b"), between), adds=False)
     assert over.seconds(4e6) == pytest.approx(0.008), "2 devices of a send 1 MB to each of b's 2"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_alike_devices_are_counted_as_each_alone(seed: int) -> None:
+    """Against every message counted by itself."""
+    draw = random.Random(seed)
+    names = tuple(f"{h}/{i}" for h in "abc" for i in range(draw.randint(1, 3)))
+    links = [inside(h, bus=draw.choice((None, "pcie"))) for h in "abc"]
+    links += [Link(a=x, b=y, curve=line(1e-4, draw.choice((1e8, 3e8)))) for x, y in ("ab", "bc", "ac")]
+    links += [Link(a="a/0", b="b/0", curve=line(1e-5, 2e9))] if draw.random() < 0.5 else []
+    fleet = fleet_of(names, *links)
+    parts = {n: draw.choice((0, 1, 1, 4)) for n in names} | {"a/0": 2}
+    whole, busy = sum(parts.values()), Counter()
+    for target, part in parts.items():
+        for source in names if part else ():
+            link = fleet.link(source, target)
+            if source != target and link is not None:
+                for way, end in (("out", source), ("in", target)):
+                    host = fleet.device(end).host
+                    own = link.a == link.b or end in (link.a, link.b)
+                    port = (link.bus, host) if link.bus else (end if own else host,)
+                    busy[(way, *port)] += link.curve.seconds(part / whole * 1e6)
+    assert handover(parts, fleet, adds=False).seconds(1e6) == pytest.approx(max(busy.values()))
 
 
 def test_gradients_go_by_the_curve_of_reductions() -> None:
