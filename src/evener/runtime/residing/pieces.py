@@ -25,7 +25,7 @@ class Piece:
             numel += -(-p.numel() // _ALIGNED) * _ALIGNED
         dtype = self.masters[0].dtype
         self._home = flow.host(numel, dtype).zero_()
-        for p, view in zip(self.masters, self._views(self._home), strict=True):
+        for p, view in zip(self.masters, self.views_of(self._home), strict=True):
             view.copy_(p.detach())
             p.data = view
         self._nothing = torch.empty(0, dtype=dtype, device=flow.device)
@@ -60,7 +60,7 @@ class Piece:
         self._coming = self._flow.bring(self._home, self.there)
         self._version, self.there = self._home_version(), self._coming.tensor
         if fresh:
-            for guest, view in zip(self.guests, self._views(self.there), strict=True):
+            for guest, view in zip(self.guests, self.views_of(self.there), strict=True):
                 guest.data = view
 
     def await_(self) -> None:
@@ -75,17 +75,22 @@ class Piece:
         for guest in self.guests:
             guest.data = self._nothing
 
+    def gradients(self) -> torch.Tensor:
+        """Memory of the device for its gradients, with nothing in it yet."""
+        return torch.empty_like(self._home, device=self._flow.device)
+
     def _home_version(self) -> int:
         return sum(p._version for p in self.masters)
 
     def _gather(self) -> None:
         """Masters whose memory somebody replaced (new weights, say) come back to the flat one."""
-        for p, view in zip(self.masters, self._views(self._home), strict=True):
+        for p, view in zip(self.masters, self.views_of(self._home), strict=True):
             if p.data_ptr() != view.data_ptr():
                 view.copy_(p.detach())
                 p.data = view
 
-    def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Each parameter's part of a flat tensor laid out as the one at home."""
         return [
             flat[start : start + p.numel()].view(p.shape)
             for start, p in zip(self._places, self.masters, strict=True)

@@ -14,7 +14,30 @@ from evener.runtime.residing.pieces import Piece
 
 Accept = Callable[[torch.Tensor, torch.Tensor], None]
 OnHost = Callable[[Callable[[], None]], None]
-Made = list[tuple[torch.Tensor, torch.Size]]
+
+
+class _Bunch:
+    """The gradients of one piece, in one flat tensor."""
+
+    def __init__(self, piece: Piece) -> None:
+        self.piece = piece
+        self.flat = piece.gradients()
+        self._views = piece.views_of(self.flat)
+        self.has = [False] * len(self._views)
+        self.leaving: Copied | None = None
+
+    def put(self, i: int, gradient: torch.Tensor) -> None:
+        """Gradient number `i` comes, or more of it."""
+        if self.has[i]:
+            self._views[i].add_(gradient)
+        else:
+            self._views[i].copy_(gradient)
+            self.has[i] = True
+
+    def landed(self, home: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """(guest, gradient on the host) of those that came."""
+        views = zip(self.piece.guests, self.piece.views_of(home), self.has, strict=True)
+        return [(guest, view) for guest, view, has in views if has]
 
 
 class Returning:
@@ -25,27 +48,24 @@ class Returning:
 
     def __init__(self, pieces: Sequence[Piece], flow: Flow) -> None:
         self._flow = flow
-        self._piece_of = {id(g): piece for piece in pieces for g in piece.guests}
-        self._made: dict[int, torch.Tensor] = {}
-        self._making: Piece | None = None
-        self._leaving: tuple[Made, torch.Tensor, Copied] | None = None
+        self._place = {id(g): (piece, i) for piece in pieces for i, g in enumerate(piece.guests)}
+        self._making: _Bunch | None = None
+        self._leaving: _Bunch | None = None
         self.accept: Accept = lambda guest, gradient: None
         self.on_host: OnHost = lambda work: work()
 
     def knows(self, guest: torch.Tensor) -> bool:
         """Whether `guest` is one of its pieces'."""
-        return id(guest) in self._piece_of
+        return id(guest) in self._place
 
     def take(self, guest: torch.Tensor, gradient: torch.Tensor) -> None:
         """A gradient that a backward has made."""
-        piece = self._piece_of[id(guest)]
-        if self._making is not piece:
+        piece, i = self._place[id(guest)]
+        if self._making is None or self._making.piece is not piece:
             self._leave()
-            self._making = piece
-        before = self._made.get(id(guest))
-        self._made[id(guest)] = gradient if before is None else before + gradient
-        del gradient
-        if len(self._made) == len(piece.guests):
+            self._making = _Bunch(piece)
+        self._making.put(i, gradient)
+        if all(self._making.has):
             self._leave()
 
     def flush(self) -> None:
@@ -55,31 +75,24 @@ class Returning:
 
     def forget(self) -> None:
         """Nothing of an attempt that failed counts."""
-        self._made, self._making, self._leaving = {}, None, None
+        self._making = self._leaving = None
 
     def _leave(self) -> None:
-        piece, made = self._making, self._made
-        self._making, self._made = None, {}
-        if piece is None:
+        if self._making is None:
             return
         self._land()
-        guests: Made = [(g, made[id(g)].shape) for g in piece.guests if id(g) in made]
-        gradients = [made.pop(id(g)).reshape(-1) for g, _ in guests]
-        flat = gradients[0] if len(gradients) == 1 else torch.cat(gradients)
-        del gradients
-        self._leaving = guests, flat, self._flow.send(flat)
+        self._leaving, self._making = self._making, None
+        self._leaving.leaving = self._flow.send(self._leaving.flat)
 
     def _land(self) -> None:
-        leaving, self._leaving = self._leaving, None
-        if leaving is None:
+        bunch, self._leaving = self._leaving, None
+        if bunch is None:
             return
-        guests, _, copied = leaving
-        home = self._flow.landed(copied)
+        assert bunch.leaving is not None
+        found = bunch.landed(self._flow.landed(bunch.leaving))
 
         def add() -> None:
-            place = 0
-            for guest, shape in guests:  # the guest itself may have left the device
-                self.accept(guest, home[place : place + shape.numel()].view(shape))
-                place += shape.numel()
+            for guest, gradient in found:
+                self.accept(guest, gradient)
 
         self.on_host(add)
