@@ -184,7 +184,7 @@ class OfficePost:
     def now(self) -> float | None:
         return None
 
-    def reach(self, since_s: Any, num_bytes: int, *, adds: bool) -> None:
+    def reach(self, since_s: Any, sizes: Any, *, adds: bool) -> None:
         return
 
 

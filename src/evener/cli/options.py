@@ -39,6 +39,10 @@ Allow = Annotated[
 SumsWanted = Annotated[
     Sums, typer.Option("--sums", help="How gradients are summed; auto: what is predicted fastest.")
 ]
+Parts = Annotated[
+    str | None,
+    typer.Option(help="The parts of --state yourself: 5,3,2 in the order of the fleet, or lab1/gpu0=5,..."),
+]
 Compress = Annotated[
     str | None,
     typer.Option(

@@ -6,7 +6,7 @@ executor ──send, receive──────► Channel  hands tensors from on
 owners   ──send, receive──────► Post     carries parts of state, which wait at the sender until asked for
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -127,9 +127,10 @@ class Post(Protocol):
         """The moment on the device's clock at which something is asked for or handed in."""
         ...
 
-    def reach(self, since_s: Sequence[float | None], num_bytes: int, *, adds: bool) -> None:
-        """A buffer of `num_bytes`, under way since the last of `since_s`, is there: the device waited for it.
+    def reach(self, since_s: Sequence[float | None], sizes: Mapping[str, int], *, adds: bool) -> None:
+        """A buffer, under way since the last of `since_s`, is there: the device waited for it.
 
-        `adds` for gradients on their way to owners, else parameters on their way back.
+        `sizes` are its bytes by owner; `adds` for gradients on their way to owners, else parameters on their
+        way back.
         """
         ...

@@ -105,6 +105,8 @@ def adapter_of(
         return None, "the shares are the user's own: they stay, whatever the devices' speeds turn out to be"
     if plan.fewer is not None and plan.fewer.parts_hosts:
         return None, f"hosts take steps by themselves ({plan.fewer}): the shares stay as planned"
+    if plan.owners:
+        return None, "the shares stay as they were planned: what a device holds and takes was planned together"
     if plan.prediction is None or not plan.prediction.seconds:
         return None, "the plan predicts no seconds by device, so nothing is known to compare with: it stays"
     if request.plan is not None and request.profile is None:

@@ -102,8 +102,10 @@ def alike_by_kind(fleet: Fleet) -> Fleet:
     return fleet
 
 
-def split_of(text: str | None, fleet: Fleet) -> dict[str, int] | None:
-    """Samples by device from "2,2,2,15" (in the fleet's order) or "lab1/a=2,lab1/b=15"."""
+def split_of(
+    text: str | None, fleet: Fleet, option: str = "--batch-per-device"
+) -> dict[str, int] | None:
+    """Numbers by device from "2,2,2,15" (in the fleet's order) or "lab1/a=2,lab1/b=15"."""
     if not text:
         return None
     words = [w.strip() for w in text.split(",") if w.strip()]
@@ -112,7 +114,7 @@ def split_of(text: str | None, fleet: Fleet) -> dict[str, int] | None:
         if all(len(p) == 2 and p[0] is None for p in pairs):
             if len(pairs) != len(fleet.devices):
                 raise UsageError(
-                    f"--batch-per-device has {counted(len(pairs), 'number')} for "
+                    f"{option} has {counted(len(pairs), 'number')} for "
                     f"{counted(len(fleet.devices), 'device')}",
                     numbers=f"devices: {', '.join(d.name for d in fleet.devices)}",
                     remedy="one number a device, 0 to leave one out, or name=number",
@@ -120,7 +122,7 @@ def split_of(text: str | None, fleet: Fleet) -> dict[str, int] | None:
             return {d.name: int(n) for d, (_, n) in zip(fleet.devices, pairs, strict=True)}
         return {fleet.device(str(name)).name: int(n) for name, n in pairs}
     except ValueError as e:
-        raise UsageError(f"--batch-per-device {text!r}: {e}", remedy="2,2,2,15 or lab1/a=2,lab1/b=15") from e
+        raise UsageError(f"{option} {text!r}: {e}", remedy="2,2,2,15 or lab1/a=2,lab1/b=15") from e
 
 
 def request_for(
@@ -136,6 +138,7 @@ def request_for(
     run_dir: Path | None = None,
     seed: int | None = None,
     resume: str | None = None,
+    parts: str | None = None,
     **wishes: Any,
 ) -> Request:
     """The request for a run of `script`; its run folder exists when this returns.
@@ -159,6 +162,7 @@ def request_for(
         rehearse=rehearse is not None,
         global_batch=batch or (sum(split.values()) if split else None),
         batch_per_device=split,
+        parts=split_of(parts, chosen, "--parts"),
         plan=read(plan, Plan) if plan else None,
         profile=read(profile, Profile) if profile else None,
         run_dir=folder,

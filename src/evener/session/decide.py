@@ -55,6 +55,7 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
             batch_per_device=given,
             keep_all=request.keep_all,
             sums=request.sums,
+            state=request.state,
             compress=request.compress or tuple(recipe.compress),
             fewer=fewer_of(request, recipe),
             allow=(UNLINKED,),  # devices of one host are used without probing what lies between them

@@ -19,16 +19,18 @@ from evener.runtime.batchnorm import wave_layers
 from evener.runtime.channels.sums import MOST_DEVICES, ChannelWire
 from evener.runtime.dropout import dropout_keys
 from evener.runtime.holding import Holding, whole_model
+from evener.runtime.owning.owned import Owned
 from evener.runtime.parts import Part
 from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import reducers_for, segments_of
 from evener.session.fewer import Apart, open_apart
 from evener.session.meeting import Meeting
+from evener.session.owning import check_owned, open_owned, told
 from evener.session.recipe import Recipe
 from evener.session.residences import homes_of, housed
 from evener.session.scopes import Connect
 from evener.session.site import Site
-from evener.session.tables import JobTables, open_tables
+from evener.session.tables import JobTables, open_tables, table_names
 
 _TRACED_SAMPLES = 3  # of the micro-batch that a model is traced with: odd, so that it matches no other size
 
@@ -82,6 +84,10 @@ def lay_out(
         return site.wire(fleet, among, rehearse=rehearse, group=group)
 
     if plan.is_data_parallel:
+        if plan.owners:
+            check_owned(plan, recipe, table_names(recipe))
+            owned = open_owned(recipe, plan, ranks, site, fleet, meeting, wire, rehearse=rehearse)
+            return _in_parts(recipe, plan, ranks, site, wire, connect, owned)
         apart = open_apart(recipe, plan, site, fleet, meeting, seed, rehearse=rehearse)
         exchange = exchange_of(plan.reductions, ranks.devices)
         sums = wire
@@ -195,6 +201,31 @@ def _whole(
         notes=tables.notes,
         tables=tables,
         apart=apart,
+    )
+
+
+def _in_parts(
+    recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Wire, connect: Connect, owned: Owned
+) -> Layout:
+    """Data parallelism whose state is held in parts."""
+    model = recipe.model
+    number, _, stage = next(x for x in plan.numbered_stages() if ranks.here in x[2].shares[0].devices)
+    part = Part(
+        stage=number,
+        module=model,
+        problem=recipe.problem,
+        device=site.torch_device,
+        autocast=recipe.autocast_of(stage.precision),
+        recompute=stage.recompute,
+    )
+    everything = [n for n, _ in [*model.named_parameters(), *model.named_buffers()]]
+    return Layout(
+        holding=Holding(parts={number: part}, reducers=owned.reducers(), wire=wire, owned=owned),
+        parameters=dict(model.named_parameters()),
+        holders=dict.fromkeys(everything, ranks.devices),
+        norms={n: _norms(model) for n, _, _ in plan.numbered_stages()},
+        connect=connect,
+        notes=told(owned),
     )
 
 

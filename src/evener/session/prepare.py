@@ -22,6 +22,7 @@ from evener.session.measure import measured_links, micro_batch_grid, profile_tog
 from evener.session.meeting import Meeting
 from evener.session.placing import Placing, with_places
 from evener.session.recipe import Recipe, in_dtype, with_keys, without_dropout
+from evener.session.owning import with_owners
 from evener.session.request import Request
 from evener.session.site import Site, backend_of
 from evener.session.stealing import check_stealing
@@ -60,7 +61,7 @@ def agreed_plan(
     fleet = request.fleet
     if request.plan is not None:
         check_plan(request.plan, fleet, recipe)
-        plan = request.plan
+        plan = with_owners(request.plan, request, fleet, recipe.model)
         if plan.steal or steals(request, recipe):
             check_stealing(plan, recipe.model, table_names(recipe))
             plan = msgspec.structs.replace(plan, steal=True)
@@ -93,6 +94,7 @@ def agreed_plan(
         return fleet, meeting.get("plan", Plan), None
     assert profile is not None
     plan = choose_plan(request, placing.left(fleet), recipe, profile)
+    plan = with_owners(plan, request, fleet, recipe.model)
     plan = placing.on(plan, fleet, recipe)
     check_fewer(plan, recipe)
     _keep(request, fleet, profile)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from evener.core.faults import FaultScript
 from evener.core.figures import Value
 from evener.core.fleet import Device, Fleet, Link
-from evener.core.job import Shapes, Sums
+from evener.core.job import Shapes, State, Sums
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import FileError, UsageError
@@ -71,6 +71,8 @@ class Request(Value, frozen=True, kw_only=True):
     fewer: tuple[str, ...] = ()  # how hosts may exchange less often: "local:16"
     place: dict[str, str] = {}
     steal: bool = False  # devices take each other's micro-batches within a step
+    state: State = "replicated"  # what devices keep only their part of
+    parts: dict[str, int] | None = None  # of state, by device in proportion; None: by memory
     faults: FaultScript = FaultScript()
     noise: float | None = None
     profile_s: float = 20.0

@@ -66,7 +66,10 @@ class Steps:
         self.layout = layout
         trained = [p for p in layout.parameters.values() if p.requires_grad]
         # A stage without parameters (an activation, say) still follows the learning rate like the others.
-        self.optimizer = recipe.optimizer(trained or [nn.Parameter(torch.zeros(0))])
+        owned = layout.holding.owned
+        self.optimizer = (
+            owned.optimizer if owned else recipe.optimizer(trained or [nn.Parameter(torch.zeros(0))])
+        )
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
         layout.tables.follow(recipe, self.optimizer)
         settings = Settings(

@@ -43,7 +43,8 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
     wire, layout = steps.layout.holding.wire, steps.layout
     evaluate = request.evaluate and recipe.heldout is not None
     if request.keep_gradient and steps.number == 0:
-        folder, extra = Path(request.run_dir), layout.tables.dense_gradients
+        folder, owned = Path(request.run_dir), layout.holding.owned
+        extra = owned.whole_gradients if owned else layout.tables.dense_gradients
         keep_first_gradient(layout.parameters, steps.optimizer, folder, steps.ranks.rank, extra)
     journal.open(steps.plan, leads=steps.ranks.rank == 0)
     try:
@@ -80,6 +81,9 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
     faults = member.request.faults.faults
     steps.decisions += [f"{fault}: not reached" for fault in faults if fault.at_step >= steps.number]
     tell_passage(member, generation)
+    room.put(f"peak/{steps.ranks.here}", peak_bytes(steps.site.torch_device))
+    if layout.holding.owned:
+        layout.holding.owned.parameters.whole()
     _hand_in(room, steps)
     steps.average_buffers(layout.holding.wire)
     collect(recipe.model, layout.holders, ranks)
@@ -160,7 +164,6 @@ def _hand_in(room: Meeting, steps: Steps) -> None:
     """Give the leading process what only this one knows: spans, lateness, the parameters' checksum."""
     here, site = steps.ranks.here, steps.site
     room.put(f"trace/{here}", Trace(source="measured", spans=steps.executor.spans))
-    room.put(f"peak/{here}", peak_bytes(site.torch_device))
     if steps.profiler and steps.profiler.found:
         room.put(f"profiled/{here}", steps.profiler.found)
     room.put(f"checksums/{here}", Checksums(by_name=checksums(steps.layout.parameters)))

@@ -24,6 +24,8 @@ from evener.session.members.member import Belongings, Generation, Member
 from evener.session.members.pulse import SILENT_S, Pulse
 from evener.session.members.turnover import next_turn, tear_down
 from evener.session.placing import settled
+from evener.session.owning import NOT_ELASTIC as PARTS_NOT_ELASTIC
+from evener.session.owning import may_hold_parts
 from evener.session.preflight import look_over
 from evener.session.prepare import agreed_plan, prepared
 from evener.session.recipe import Recipe, load_recipe
@@ -95,6 +97,8 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     apart = parting_ways(request, recipe)
     if request.elastic and len(request.fleet.devices) > 1 and apart:
         member.decisions.append(NOT_ELASTIC.format(apart))
+    if request.elastic and len(request.fleet.devices) > 1 and may_hold_parts(request):
+        member.decisions.append(PARTS_NOT_ELASTIC)
     try:
         fleet, plan, member.given = agreed_plan(request, meeting, recipe, site, placing)
         turn = Turn(fleet=fleet, plan=plan, members=tuple(d.name for d in fleet.devices))
@@ -154,6 +158,8 @@ def survives(request: Request, recipe: Recipe) -> bool:
     themselves: nobody else has the weights of a lost one.
     """
     if parting_ways(request, recipe):
+        return False
+    if may_hold_parts(request):
         return False
     return request.elastic and is_launched() and not table_names(recipe)
 

@@ -231,7 +231,7 @@ class Gathering:
         coming.parts.clear()
         flats.views(unit, self._flat[unit.number])
         self._is_here.add(unit.number)
-        self._post.reach(handed_in_s, unit.num_bytes, adds=False)
+        self._post.reach(handed_in_s, unit.sizes, adds=False)
         self._told(f"UNSHARD{unit.number}", since)
 
     def _let_go(self, unit: Unit) -> None:

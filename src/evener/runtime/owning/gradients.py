@@ -124,7 +124,7 @@ class OwnedGradients:
         """Return when this device has the sums of all that it owns, and all it sent has left."""
         flagged, self._flagged = self._flagged, None
         for number, came_s in self._adding.wait().items():
-            self._post.reach(came_s, self._units[number].num_bytes, adds=True)
+            self._post.reach(came_s, self._units[number].sizes, adds=True)
         while self._under_way:
             self._under_way.popleft().wait()
         if flagged is not None:

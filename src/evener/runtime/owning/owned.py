@@ -111,6 +111,11 @@ class Owned:
         """The parameters that are held in parts, by the user's names."""
         return tuple(name for unit in self.units for name in unit.named)
 
+    def bytes_by_device(self) -> dict[str, int]:
+        """Bytes of the parameters that each device owns."""
+        sizes = [unit.sizes for unit in self.units]
+        return {d: sum(s[d] for s in sizes) for d in self.ranks.devices}
+
     def reducers(self) -> Reducers:
         """The sums of a step for the executor."""
         return owners_reducers(self.gradients, self._stage_of[self.ranks.here])

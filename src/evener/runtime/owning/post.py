@@ -4,7 +4,7 @@ So an owner hands in, at the start of a step, every parcel of its parameters tha
 each device takes them layer by layer when it gets there: nobody meets anybody, and nobody holds them twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +18,18 @@ from evener.errors import PeerLostError
 class GroupPost:
     """A `Post` among `devices`, the members of `group` in order."""
 
-    def __init__(self, group: dist.ProcessGroup, devices: Sequence[str]) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, devices: Sequence[str]) -> None:
         self._group, self._places = group, {d: i for i, d in enumerate(devices)}
 
     def send(self, values: Tensor, to: str, tag: int) -> Pending:
+        assert self._group is not None, "a device alone sends nothing"
         try:
             return _Parcel(self._group.send([_plain(values)], self._places[to], tag), f"a part sent to {to}")
         except RuntimeError as e:
             raise lost(f"a part sent to {to}", e) from e
 
     def receive(self, values: Tensor, source: str, tag: int) -> Arriving:
+        assert self._group is not None, "a device alone asks for nothing"
         try:
             work = self._group.recv([_plain(values)], self._places[source], tag)
             return _Parcel(work, f"a part that {source} owns")
@@ -37,7 +39,7 @@ class GroupPost:
     def now(self) -> float | None:
         return None
 
-    def reach(self, since_s: Sequence[float | None], num_bytes: int, *, adds: bool) -> None:
+    def reach(self, since_s: Sequence[float | None], sizes: Mapping[str, int], *, adds: bool) -> None:
         return
 
 

@@ -118,7 +118,7 @@ class Spreading:
                 if place.device.type != "cpu":
                     place.copy_(room)
         coming.parts.clear()
-        self._post.reach(handed_in_s, unit.num_bytes, adds=False)
+        self._post.reach(handed_in_s, unit.sizes, adds=False)
         self._told(f"UNSHARD{unit.number}", since)
 
 

@@ -48,6 +48,11 @@ class Unit:
     def num_bytes(self) -> int:
         return self.count * self.dtype.itemsize
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes by owner."""
+        return {d: (b - a) * self.dtype.itemsize for d, (a, b) in self.spans.items()}
+
     def places(self) -> Iterator[tuple[str, nn.Parameter, Span]]:
         """(name, parameter, where its values lie in the flat buffer)."""
         edges = itertools.accumulate((p.numel() for p in self.named.values()), initial=0)

@@ -1,0 +1,143 @@
+"""State in parts in a run: what was asked for becomes the plan's owners, and a device's part of them.
+
+--state gradients                       parts by what each device's memory leaves, from the planner
+--state gradients --parts 5,3,2         these parts, in the order of the fleet
+--plan with owners                      as they stand there
+"""
+
+from collections.abc import Mapping
+from typing import cast
+
+import msgspec
+import torch
+from torch import nn
+
+from evener.core.fleet import Fleet
+from evener.core.layers import find_layers
+from evener.core.ownership import check_owners, held_by
+from evener.core.plan import HELD, Held, Ownership, Plan
+from evener.core.seams import Post, Wire
+from evener.errors import PlanMismatchError, UsageError
+from evener.rehearsal.pacer import Pacer
+from evener.rehearsal.post import PacedPost
+from evener.runtime.owning.owned import Means, Owned
+from evener.runtime.owning.post import GroupPost
+from evener.runtime.ranks import Ranks
+from evener.session.meeting import Meeting
+from evener.session.recipe import Recipe
+from evener.session.request import Request
+from evener.session.site import Site
+
+NOT_ELASTIC = "state is held in parts: the job ends when a device is lost, and none may join"
+ORDER = "1f1b"
+
+
+def may_hold_parts(request: Request) -> bool:
+    """Whether the plan of this run may have owners: nobody else has the part of a lost device."""
+    return request.state != "replicated" or bool(request.plan and request.plan.owners)
+
+
+def with_owners(plan: Plan, request: Request, fleet: Fleet, model: nn.Module) -> Plan:
+    """`plan` with the parts that the user gave, or with parts by memory where it was given without owners.
+
+    Example: --state optimizer --parts 5,3,2 on a plan of three devices without owners.
+    """
+    names, held = request.parts, request.state
+    if names is not None and held == "replicated" and not plan.owners:
+        raise UsageError(
+            "--parts says who holds how much of what is held in parts, and nothing is",
+            remedy="with --state optimizer, gradients or parameters",
+        )
+    given = request.plan is not None and not plan.owners and held in HELD
+    if names is None and not given:
+        return plan
+    kept = cast(Held, held_by(plan) or (held if held in HELD else "optimizer"))
+    parts = names or _by_memory(fleet, plan)
+    if not any(parts.values()):
+        raise UsageError("the parts of --parts are all 0", remedy="at least one device that holds something")
+    owners = tuple(Ownership(layer=n, parts=parts, held=kept) for n in _layers_with_parameters(model))
+    found = msgspec.structs.replace(plan, owners=owners, schedule=ORDER, reductions=(), prediction=None)
+    check_owners(found, [layer.name for layer in find_layers(model)])
+    return found
+
+
+def check_owned(plan: Plan, recipe: Recipe, tables: tuple[str, ...]) -> None:
+    """PlanMismatchError for what goes not together with owners in this version."""
+    if not plan.owners:
+        return
+    check_owners(plan, [layer.name for layer in find_layers(recipe.model)])
+    stages = [stage for _, _, stage in plan.numbered_stages()]
+    whole = held_by(plan) != "parameters"
+    lower = recipe.precision != "float32" or any(s.precision not in (None, "float32") for s in stages)
+    away = (
+        "stealing, which changes who runs what within a step"
+        if plan.steal
+        else f"tables that lie apart ({', '.join(tables)})"
+        if tables
+        else 'batch_norm="wave", whose devices meet in every layer'
+        if recipe.batch_norm == "wave" and not whole
+        else "recompute, which runs layers once more than their parameters are gathered"
+        if any(s.recompute for s in stages) and not whole
+        else "a precision below float32, whose copies of the parameters would stay"
+        if lower and not whole
+        else f"the schedule {plan.schedule!r}, in which several micro-batches are alive at once"
+        if plan.schedule != ORDER and not whole
+        else "fewer exchanges"
+        if getattr(plan, "fewer", None)
+        else ""
+    )
+    if away:
+        raise PlanMismatchError(
+            f"owners that keep {held_by(plan)} in parts do not go with {away}",
+            remedy="leave that out, or hold less in parts (--state gradients, optimizer or replicated)",
+        )
+
+
+def open_owned(
+    recipe: Recipe,
+    plan: Plan,
+    ranks: Ranks,
+    site: Site,
+    fleet: Fleet,
+    meeting: Meeting,
+    wire: Wire,
+    *,
+    rehearse: bool,
+) -> Owned:
+    """This device's part under the plan's owners; its model then lies on the device as far as it is held."""
+    trained = [p for p in recipe.model.parameters() if p.requires_grad]
+    optimizer = recipe.optimizer(trained or [nn.Parameter(torch.zeros(0))])
+    group = meeting.new_group(range(ranks.world_size), "gloo") if ranks.world_size > 1 else None
+    post: Post = GroupPost(group, ranks.devices)
+    if rehearse:
+        assert isinstance(site.driver, Pacer)
+        post = PacedPost(post, site.driver, fleet)
+    means = Means(ranks=ranks, post=post, wire=wire, device=site.torch_device, now=site.driver.now)
+    return Owned(recipe.model, optimizer, plan, means)
+
+
+def told(owned: Owned) -> tuple[str, ...]:
+    """Sentences on what is held how."""
+    parts = owned.bytes_by_device()
+    whole = sum(parts.values()) or 1
+    shares = ", ".join(f"{d} {n / whole:.1%}" for d, n in parts.items())
+    found = [f"{owned.held} held in parts by {len(owned.units)} units: {shares}"]
+    if owned.uncut:
+        kind = type(owned.optimizer).__name__
+        found.append(f"{kind} needs whole parameters: {len(owned.uncut)} of them are owned uncut")
+    return tuple(found)
+
+
+def _layers_with_parameters(model: nn.Module) -> list[str]:
+    layers = find_layers(model)
+    return [x.name for x in layers if any(True for _ in x.module.parameters(recurse=x.whole))]
+
+
+def _by_memory(fleet: Fleet, plan: Plan) -> dict[str, int]:
+    """MiB of each device of the plan; equal parts where a memory is not known."""
+    memories: Mapping[str, float | None] = {
+        d: m.value if (m := fleet.device(d).memory_bytes) else None for d in plan.devices
+    }
+    if any(m is None for m in memories.values()):
+        return dict.fromkeys(plan.devices, 1)
+    return {d: max(1, round((m or 0) / 2**20)) for d, m in memories.items()}
