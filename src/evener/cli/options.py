@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from evener.core.job import Shapes, Sums
+from evener.core.job import Shapes, State, Sums
 from evener.errors import UsageError
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -38,6 +38,14 @@ Allow = Annotated[
 ]
 SumsWanted = Annotated[
     Sums, typer.Option("--sums", help="How gradients are summed; auto: what is predicted fastest.")
+]
+StateWanted = Annotated[
+    State,
+    typer.Option(
+        "--state",
+        help="What devices keep in unequal parts by memory: only the optimizer's state, gradients too, "
+        "parameters too; auto: the least that fits, where memory is short; replicated: nothing.",
+    ),
 ]
 Parts = Annotated[
     str | None,
