@@ -73,13 +73,14 @@ Serve = Annotated[
     bool, typer.Option("--serve", help="Show the run live on a page (extra: web), see --listen.")
 ]
 ListenAt = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--listen",
-        help="HOST:PORT of the page; port 0: any free one. Beyond this machine a token is needed: "
-        "EVENER_TOKEN, or one is made and printed.",
+        help="--serve at HOST:PORT (default 127.0.0.1:0, any free port). Beyond this machine a token is "
+        "needed: EVENER_TOKEN, or one is made and printed.",
     ),
 ]
+SERVED_AT = "127.0.0.1:0"
 LogTo = Annotated[
     list[str] | None,
     typer.Option(help="Also write to: tensorboard, wandb (offline unless WANDB_MODE says otherwise)."),
@@ -91,7 +92,8 @@ Devices = Annotated[
     str | None, typer.Option(help="Only these: cuda:1,cuda:3 here, or names of the fleet file.")
 ]
 Weights = Annotated[
-    Path | None, typer.Option(help="Start from these: a safetensors file or the folder of a run.")
+    Path | None,
+    typer.Option(exists=True, help="Start from these: a safetensors file or the folder of a run."),
 ]
 Adapt = Annotated[
     bool,

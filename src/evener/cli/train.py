@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from evener.cli.options import (
+    SERVED_AT,
     Adapt,
     AsJson,
     BatchPerDevice,
@@ -84,7 +85,7 @@ def train(
     no_heldout: Annotated[bool, typer.Option("--no-heldout", help="Skip the held-out loss.")] = False,
     profile_step: ProfileStep = None,
     serve: Serve = False,
-    listen: ListenAt = "127.0.0.1:0",
+    listen: ListenAt = None,
     log_to: LogTo = None,
     elastic: Elastic = True,
     copy_every: CopyEvery = 10,
@@ -111,7 +112,8 @@ def train(
 
     _only_one("--steps", steps is not None, "--epochs", epochs is not None)
     _only_one("--even", even, "--batch-per-device", bool(batch_per_device))
-    if world_size_here() is not None and (serve or log_to):
+    listen = listen or (SERVED_AT if serve else None)
+    if world_size_here() is not None and (listen or log_to):
         raise _beside_torchrun()
     if join:
         outcome = _join(join, token_file, script, fleet, rehearse, devices, run_dir, quiet=quiet)
@@ -159,7 +161,7 @@ def train(
         open_at=open_at,
         preflight=preflight,
     )
-    with watching(request.run_dir, listen=listen if serve else None, log_to=log_to or ()):
+    with watching(request.run_dir, listen=listen, log_to=log_to or ()):
         outcome = run(request)
     if as_json and outcome is not None:
         print_json(outcome.as_json())

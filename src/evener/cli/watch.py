@@ -6,7 +6,7 @@ import time
 
 from rich.console import Console
 
-from evener.cli.options import AsJson, ListenAt, LogTo, RunFolder, Serve
+from evener.cli.options import SERVED_AT, AsJson, ListenAt, LogTo, RunFolder, Serve
 from evener.core.tell import tell
 from evener.core.words import printable
 from evener.report.live import LiveView
@@ -24,7 +24,7 @@ QUIET_S = 30.0
 def watch(
     run: RunFolder,
     serve: Serve = False,
-    listen: ListenAt = "127.0.0.1:0",
+    listen: ListenAt = None,
     log_to: LogTo = None,
     as_json: AsJson = False,
 ) -> None:
@@ -34,7 +34,7 @@ def watch(
     folder only, so that the run does not know that it is watched. The folder may be anybody's.
     """
     follower = Follower(run)
-    with watching(run, listen=listen if serve else None, log_to=log_to or ()):
+    with watching(run, listen=listen or (SERVED_AT if serve else None), log_to=log_to or ()):
         known = _follow(follower)
     for problem in known.problems:
         print(f"note: {printable(problem)}", file=sys.stderr)
