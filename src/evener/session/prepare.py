@@ -15,7 +15,7 @@ from evener.core.seams import Wire
 from evener.core.words import counted
 from evener.errors import ModelError
 from evener.runtime.batchnorm import replace_batchnorm
-from evener.session.decide import check_dataset, check_plan, choose_plan, steals, with_inexact
+from evener.session.decide import check_plan, choose_plan, steals, with_inexact
 from evener.session.fewer import check_fewer
 from evener.session.keep import load_weights
 from evener.session.measure import measured_links, micro_batch_grid, profile_together
@@ -45,8 +45,6 @@ def prepared(recipe: Recipe, request: Request) -> Recipe:
     recipe.model.train()
     if not request.predict and not any(p.requires_grad for p in recipe.model.parameters()):
         raise ModelError("no parameter of the model requires a gradient", remedy="unfreeze what is to train")
-    if not request.predict:
-        check_dataset(recipe)  # again with the plan, but measuring takes a while
     recipe = with_places(recipe, request)
     place_tables(recipe)
     return recipe
