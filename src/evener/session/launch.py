@@ -19,6 +19,7 @@ import torch.distributed as dist
 from evener.core.addresses import host_and_port
 from evener.core.files import decode, encode
 from evener.core.tell import tell
+from evener.core.words import some
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.session.address import choose_interface
 from evener.session.conclude import Outcome
@@ -32,6 +33,7 @@ from evener.session.request import Request, at_start, claimed, folder_at
 
 T = TypeVar("T")
 LOOK_S = 5.0
+MOST_NAMED = 16
 GRACE_S = 3.0  # for the others to tell why, after one process has ended in failure
 # torch loads its compiler at the first step of an optimiser: once in the server, not once a process.
 PRELOADED = ["evener.session.worker", "torch._dynamo"]
@@ -81,6 +83,8 @@ def _launch(request: Request, kind: type[T]) -> T:
             )
             process.start()
             processes.append(process)
+        if not request.quiet:
+            tell(f"process ids: {some([f'{p.name} {p.pid}' for p in processes], MOST_NAMED)}")
         lookout = Lookout(Path(request.run_dir) / "metrics.jsonl")
         _watch(processes, store, lookout, elastic=request.elastic and len(processes) > 1)
         store.wait([OUTCOME], timedelta(seconds=GRACE_S))
