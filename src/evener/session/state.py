@@ -17,6 +17,7 @@ from evener.runtime.checkpoints.folder import Checkpoint
 from evener.runtime.checkpoints.manifest import FORMAT, Manifest, Position, TensorInfo, model_id
 from evener.runtime.checkpoints.randomness import rng_state, set_rng_state
 from evener.runtime.checkpoints.shards import info_of
+from evener.runtime.owning.state import export_owned, import_owned
 from evener.runtime.ranks import Ranks
 from evener.runtime.state import export_state, import_state, owners
 from evener.runtime.tables.layer import table_layers
@@ -43,6 +44,8 @@ class JobState:
 
     def own(self) -> Own:
         own, tables = own_of(view_of(self._steps)), self._steps.layout.tables.tables
+        if self._steps.layout.holding.owned:
+            own.tensors.update(export_owned(self._steps.layout.holding.owned))
         leads = self._steps.ranks.rank == 0
         for table in tables:
             own.tensors.update(export_table(table, leads=leads))
@@ -83,9 +86,11 @@ class View:
 
 def view_of(steps: Steps) -> View:
     """The state of a job as this device sees it."""
+    owned = steps.layout.holding.owned
+    apart = set(owned.names) if owned else ()
     return View(
         model=steps.recipe.model,
-        held=held_tensors(steps),
+        held={name: t for name, t in held_tensors(steps).items() if name not in apart},
         holders=holders_of(steps),
         ranks=steps.ranks,
         optimizer=steps.optimizer,
@@ -157,9 +162,12 @@ def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     manifest, here = checkpoint.manifest, steps.ranks.here
     check_model(manifest, infos_of(steps.recipe.model), type(steps.optimizer).__name__, checkpoint.path)
     check_position(manifest.position, position_of(steps), checkpoint)
-    held = held_tensors(steps)
+    owned = steps.layout.holding.owned
+    held = view_of(steps).held
     state = read_state(checkpoint, list(held), here)
     import_state(state, held, steps.optimizer)
+    if owned:
+        import_owned(owned, lambda names: read_state(checkpoint, list(names), here))
     for table in tables:
         import_table(table, checkpoint)
     steps.samples_seen, steps.number = manifest.position.samples_seen, manifest.position.step

@@ -14,6 +14,7 @@ from evener.runtime.checkpoints.files import Files
 from evener.runtime.checkpoints.manifest import MANIFEST, Manifest, read_manifest, sealed
 from evener.runtime.checkpoints.rows import parts_of, rows_from
 from evener.runtime.checkpoints.shards import check_shard, read_shard, read_slice
+from evener.runtime.checkpoints.values import from_pieces, pieces_of
 
 FOLDER = "checkpoints"
 _NAME = re.compile(r"samples-(\d{12})")
@@ -62,9 +63,17 @@ class Checkpoint:
 
         return rows_from(self.manifest.tensors, name, start, stop, read)
 
+    def _read_one(self, name: str) -> Tensor:
+        shard = next(s for s in self.manifest.shards if name in s.tensors)
+        return read_shard(self.path, shard, [name])[name]
+
     def read(self, names: Collection[str]) -> dict[str, Tensor]:
         """The tensors `names`, on the host, from whatever shards they are in."""
         result: dict[str, Tensor] = {}
+        in_pieces = pieces_of(self.manifest.tensors)
+        for name in names:
+            if name in in_pieces:
+                result[name] = from_pieces(in_pieces[name], self._read_one)
         in_parts = parts_of(self.manifest.tensors)
         for name in names:
             if name in in_parts:

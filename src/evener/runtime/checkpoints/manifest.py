@@ -13,6 +13,7 @@ from evener.core.files import MAX_BYTES, encode
 from evener.core.membership import ScaleState
 from evener.errors import StateError
 from evener.runtime.checkpoints.rows import wholes
+from evener.runtime.checkpoints.values import joined
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -81,8 +82,8 @@ class Manifest(Value, frozen=True, kw_only=True):
 
     @property
     def wholes(self) -> dict[str, TensorInfo]:
-        """The same with tables that lie in parts as one tensor each; StateError where rows are missing."""
-        return wholes(self.tensors)
+        """The same with what lies in parts as one tensor each; StateError where a part is missing."""
+        return joined(wholes(self.tensors))
 
     @property
     def num_bytes(self) -> int:
