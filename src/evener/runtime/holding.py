@@ -24,6 +24,7 @@ from evener.runtime.residing.residing import Residing
 from evener.runtime.scaling import LossScale
 from evener.runtime.tables.ahead import Lookahead
 from evener.runtime.tally import Tally
+from evener.runtime.wires.grouped import GroupedWire
 
 TRACED_ACTIONS = 4096  # the newest ones; older ones are in the records as seconds by cause
 
@@ -66,6 +67,7 @@ class Holding:
     wire: Wire
     channel: Channel | None = None
     quick: Wire | None = None
+    lossy: tuple[GroupedWire, ...] = ()  # those that compress: each is told how a step ended
     circle: Circle | None = None
     homes: Homes = field(default_factory=Homes)
     owned: Owned | None = None  # this device's part of state that is held in parts

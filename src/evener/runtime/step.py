@@ -392,6 +392,7 @@ class Step:
         `square_norm` of all gradients is given where another device has it and this one could not ask all.
         """
         self.totals = totals
+        scale = self.bench.loss_scale.value if self.bench.loss_scale else 1.0
         weight = totals.weight + self._arrived()
         self.verdict = judge(totals.health, on_non_finite=self.bench.settings.on_non_finite, weight=weight)
         late = self._late
@@ -403,6 +404,9 @@ class Step:
         before = self.driver.now()
         self.driver.run("STEP", self._move, signature=(self.verdict.do,))
         self._spent("STEP", "optimizer", before)
+        scaled = self.bench.loss_scale.value / scale if self.bench.loss_scale else 1.0
+        for wire in self.bench.holding.lossy:
+            wire.settle(counts=self.verdict.do == "apply", factor=scaled)
 
     @property
     def _late(self) -> Late | None:
@@ -441,7 +445,8 @@ class Step:
         if self._late and not self._mixed(self._late, totals):
             self.verdict = Verdict(bench.settings.on_non_finite, "the summed gradient is NaN or infinite")
             return None
-        if bench.settings.max_norm is None and bench.loss_scale is None:
+        # A NaN that was compressed comes out of other places as well: such a step must not count.
+        if bench.settings.max_norm is None and bench.loss_scale is None and not bench.holding.lossy:
             return None
         if square_norm is None:
             square = torch.tensor([self._on_host(reducers.square_norm)], dtype=torch.float64)

@@ -21,6 +21,7 @@ from evener.runtime.hardware import HardwareDriver, open_torch_device
 from evener.runtime.outer.between import Between
 from evener.runtime.ranks import Ranks
 from evener.runtime.wire import GroupWire, SoloWire, StagedWire
+from evener.runtime.wires.grouped import GroupedWire
 from evener.runtime.wires.open import NewGroup, open_grouped
 from evener.session.address import address_here
 from evener.session.request import Request
@@ -56,24 +57,23 @@ class Site:
         assert isinstance(self.driver, Pacer)
         return open_wire(plain, self.driver, fleet, used)
 
-    def gradient_wire(
+    def around(
         self,
+        grouped: GroupedWire,
         fleet: Fleet,
         used: tuple[str, ...],
-        exchange: Exchange,
-        seed: int,
-        new_group: NewGroup,
         *,
         rehearse: bool,
+        group: dist.ProcessGroup | None = None,
     ) -> Wire:
-        """The wire that sums gradients as a plan's reductions say; made by all devices together."""
-        grouped: Wire = open_grouped(exchange, self.device.name, seed, new_group)
+        """`grouped` as this device uses it among `used`; a rehearsal's clocks travel over `group`."""
+        wire: Wire = grouped
         if self.torch_device.type != "cpu":
-            grouped = StagedWire(grouped)
+            wire = StagedWire(wire)
         if not rehearse:
-            return grouped
+            return wire
         assert isinstance(self.driver, Pacer)
-        return open_grouped_wire(grouped, GroupWire(), self.driver, fleet, used, exchange)
+        return open_grouped_wire(wire, GroupWire(group), self.driver, fleet, used, grouped.exchange)
 
     def between(
         self,
