@@ -40,11 +40,15 @@ class Lane:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Groups whose members are close, in order, and the lanes between them."""
+    """Groups whose members are close, in order, and the lanes between them.
+
+    `ranked` are all devices in the order of their processes.
+    """
 
     groups: tuple[tuple[str, ...], ...]
     lanes: tuple[Lane, ...]
     transports: tuple[str, ...] = ()
+    ranked: tuple[str, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -118,6 +122,7 @@ def without(reductions: Sequence[Reduction], lost: str) -> tuple[Reduction, ...]
 def exchange_of(reductions: Sequence[Reduction], devices: Sequence[str]) -> Exchange | None:
     """The exchange that a plan's reductions ask for among `devices`; None for one sum over all of them.
 
+    `devices` are in the order of their processes.
     Groups of one are not written down. PlanMismatchError where groups overlap, a lane has not exactly one
     member of each group, or parts are no shares of a whole. Example: none, or one of all devices: None.
     """
@@ -133,7 +138,10 @@ def exchange_of(reductions: Sequence[Reduction], devices: Sequence[str]) -> Exch
         one = inside.get(name)
         groups.setdefault(one.devices if one else (name,), one.transport if one else "")
     found = Exchange(
-        groups=tuple(groups), lanes=tuple(_lane(r) for r in lanes), transports=tuple(groups.values())
+        groups=tuple(groups),
+        lanes=tuple(_lane(r) for r in lanes),
+        transports=tuple(groups.values()),
+        ranked=tuple(devices),
     )
     if set(found.devices) != set(devices):
         raise _wrong(f"its groups hold {', '.join(found.devices)}, not {', '.join(devices)}", reductions)

@@ -4,13 +4,11 @@ plan ──► cut the model along the pipelines this device is in ──► nam
      ──► segments (parameters held by the same stages) ──► a group and a wire for each set of holders
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-import torch.distributed as dist
 from torch import nn
 
-from evener.core.exchange import exchange_of
 from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan, Stage
@@ -30,6 +28,7 @@ from evener.session.recipe import Recipe
 from evener.session.residences import homes_of, housed
 from evener.session.scopes import Connect
 from evener.session.site import Site
+from evener.session.sums import gradient_wires
 from evener.session.tables import JobTables, open_tables, table_names
 
 _TRACED_SAMPLES = 3  # of the micro-batch that a model is traced with: odd, so that it matches no other size
@@ -89,15 +88,11 @@ def lay_out(
             owned = open_owned(recipe, plan, ranks, site, fleet, meeting, wire, rehearse=rehearse)
             return _in_parts(recipe, plan, ranks, site, wire, connect, owned)
         apart = open_apart(recipe, plan, site, fleet, meeting, seed, rehearse=rehearse)
-        exchange = exchange_of(plan.reductions, ranks.devices)
-        sums = wire
-        if exchange is not None and apart is None:
-
-            def new_group(among: Sequence[str], backend: str) -> dist.ProcessGroup:
-                return meeting.new_group([ranks.devices.index(d) for d in among], backend)
-
-            sums = site.gradient_wire(fleet, ranks.devices, exchange, seed, new_group, rehearse=rehearse)
-        return _whole(recipe, plan, ranks, site, (wire, sums), connect, tables, apart)
+        sets = [] if apart else [ranks.devices]
+        wires = gradient_wires(plan, ranks, site, fleet, meeting, sets, rehearse=rehearse, seed=seed)
+        sums = wires.among[ranks.devices] if wires.grouped else wire
+        whole = _whole(recipe, plan, ranks, site, (wire, sums), connect, tables, apart)
+        return replace(whole, holding=replace(whole.holding, lossy=wires.lossy))
     model, stages = recipe.model, {n: (p, s) for n, p, s in plan.numbered_stages()}
     mine = {n: p for n, (p, s) in stages.items() if any(ranks.here in x.devices for x in s.shares)}
     parts, notes = _parts(recipe, plan, site, stages, mine)
@@ -108,14 +103,15 @@ def lay_out(
     ties = {n: first_names[id(p)] for n, p in named.items()}
     trained = {stage: [n for n in held if n in named] for stage, held in names.items()}
     segments = segments_of(trained, devices, ties, list(named))
-    groups = _groups([s.devices for s in segments], ranks, meeting)
+    sets = [s.devices for s in segments]
+    wires = gradient_wires(plan, ranks, site, fleet, meeting, sets, rehearse=rehearse, seed=seed)
     homes = homes_of(parts, site)
     reducers = reducers_for(
         segments,
         ranks.here,
         frozenset(mine),
         named,
-        lambda among: site.wire(fleet, among, rehearse=rehearse, group=groups[among]),
+        wires.among.__getitem__,
         ranks.world_size,
         homes,
     )
@@ -129,7 +125,13 @@ def lay_out(
     few = not rehearse and ranks.world_size <= MOST_DEVICES
     quick = ChannelWire(channel, ranks) if few else None
     holding = Holding(
-        parts=parts, reducers=reducers, wire=wire, channel=channel, quick=quick, homes=homes
+        parts=parts,
+        reducers=reducers,
+        wire=wire,
+        channel=channel,
+        quick=quick,
+        homes=homes,
+        lossy=wires.lossy,
     )
     tables.join(reducers, [p.module for p in parts.values()])
     return Layout(
@@ -267,16 +269,3 @@ def _parts(
                     residing=residing,
                 )
     return parts, tuple(notes)
-
-
-def _groups(
-    sets: list[tuple[str, ...]], ranks: Ranks, meeting: Meeting
-) -> dict[tuple[str, ...], dist.ProcessGroup | None]:
-    """A process group for each set of holders; every process makes all of them, in one order."""
-    groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
-    for devices in dict.fromkeys(sets):
-        if 1 < len(devices) < ranks.world_size:
-            groups[devices] = meeting.new_group([ranks.devices.index(d) for d in devices])
-        else:
-            groups[devices] = None
-    return groups

@@ -55,7 +55,8 @@ def gradient_wires(
     found: list[GroupedWire] = []
     for number, devices in enumerate(dict.fromkeys(sets)):
         group = new_group(devices) if 1 < len(devices) < ranks.world_size else None
-        exchange = exchange_of(reductions_of(plan, devices), devices)
+        ranked = [d for d in ranks.devices if d in devices]
+        exchange = exchange_of(reductions_of(plan, devices), ranked)
         grouped = open_grouped(exchange, ranks.here, seed + _APART * number, new_group) if exchange else None
         if ranks.here not in devices:
             continue

@@ -12,7 +12,10 @@ from evener.runtime.wires.lane import LaneEnd
 from evener.runtime.wires.messages import Messages
 
 NewGroup = Callable[[Sequence[str], str], dist.ProcessGroup]
-"""(devices, backend) to their group; called by every device of the job, also by those not in it."""
+"""(devices, backend) to their group; called by every device of the job, also by those not in it.
+
+Devices are in the order of their processes: torch ranks a group in that order whatever it is given.
+"""
 
 
 def open_grouped(exchange: Exchange, here: str, seed: int, new_group: NewGroup) -> GroupedWire:
@@ -30,27 +33,29 @@ def open_grouped(exchange: Exchange, here: str, seed: int, new_group: NewGroup) 
             continue
         backend = transport or "gloo"
         owners = exchange.owners(members[0])
-        group = new_group(members, backend)
-        back_group = group if backend == "gloo" else new_group(members, backend)
+        ranked = [d for d in exchange.ranked if d in members]
+        group = new_group(ranked, backend)
+        back_group = group if backend == "gloo" else new_group(ranked, backend)
         if here not in members:
             continue
         if backend == "gloo":
             insides = [
-                MessagesInside(*_both(group, members, here, track), members, owners)
+                MessagesInside(*_both(group, ranked, here, track), members, owners)
                 for track in range(len(insides))
             ]
         else:
-            insides = [CollectiveInside(group, back_group, members, owners)]
+            insides = [CollectiveInside(group, back_group, ranked, owners)]
     ends: list[dict[int, LaneEnd]] = [{} for _ in insides]
     place = exchange.devices.index(here) if here in exchange.devices else 0
     for number, lane in enumerate(exchange.lanes):
         if lane.part == 0:
             continue  # on every device alike
-        group = new_group(lane.devices, "gloo")
+        ranked = [d for d in exchange.ranked if d in lane.devices]
+        group = new_group(ranked, "gloo")
         if here in lane.devices:
             for track, found in enumerate(ends):
                 chance = _feedbacks(lane, 2 * (TRACKS * (seed * 1009 + place) + track))
-                found[number] = LaneEnd(lane, *_both(group, lane.devices, here, track), chance)
+                found[number] = LaneEnd(lane, *_both(group, ranked, here, track), chance)
     if here not in exchange.devices:
         return GroupedWire(exchange, ())
     return GroupedWire(exchange, list(zip(insides, ends, strict=True)))
