@@ -26,6 +26,7 @@ from evener.cli.options import (
     ModelPrecision,
     ProfileFile,
     ShapesWanted,
+    StateWanted,
     SumsWanted,
     names_in,
 )
@@ -34,6 +35,7 @@ from evener.core.fewer import fewer_in
 from evener.core.files import read, write
 from evener.core.fleet import Fleet
 from evener.core.job import Job, Shapes
+from evener.core.ownership import WORDS, held_by, shares_of_state
 from evener.core.plan import Pipeline, Plan
 from evener.core.profile import Profile
 from evener.core.words import counted
@@ -61,6 +63,7 @@ def plan(
     allow: Allow = None,
     sums: SumsWanted = "auto",
     compress: Compress = None,
+    state: StateWanted = "replicated",
     fewer: FewerExchanges = None,
     place: Annotated[
         list[str] | None,
@@ -95,6 +98,7 @@ def plan(
         allow=tuple(allow or ()),
         sums=sums,
         compress=names_in(compress),
+        state=state,
         fewer=fewer_in(names_in(fewer)),
         objective=objective,
         max_step_s=max_step,
@@ -259,7 +263,9 @@ def show(result: PlanResult, console: Console, told: tuple[Advice, ...] = ()) ->
     plan, prediction = result.plan, result.plan.prediction
     assert prediction is not None
     table = Table(title=f"Plan for {counted(plan.global_batch, 'sample')} a step", title_justify="left")
-    for head in ("device", "layers", "samples", "micro-batch", "memory", "busy"):
+    parts = shares_of_state(plan)
+    kept = ["state"] if parts else []
+    for head in ("device", "layers", "samples", "micro-batch", *kept, "memory", "busy"):
         table.add_column(head, justify="left" if head in ("device", "layers") else "right")
     taken = plan.samples_by_device()
     for _, which, stage in plan.numbered_stages():
@@ -275,7 +281,8 @@ def show(result: PlanResult, console: Console, told: tuple[Advice, ...] = ()) ->
                     name,
                     f"all {len(stage.layers)}" if len(pipeline.stages) == 1 else f"{first} .. {last}",
                     str(taken[name]),
-                    str(share.samples),
+                    str(share.samples) if pipeline.samples else "",
+                    *([f"{parts[name]:.1%}, {gib(prediction.owned_bytes.get(name, 0))}"] if parts else []),
                     gib(prediction.memory_bytes[name]) if prediction.memory_bytes.get(name) else "unknown",
                     f"{busy / prediction.step_s:.0%}" if causes else "",
                 )
@@ -289,6 +296,8 @@ def show(result: PlanResult, console: Console, told: tuple[Advice, ...] = ()) ->
     if prediction.source == "assumed":
         console.print("assumed: no second of this was measured")
     console.print(f"limit: {result.limiter}")
+    if parts:
+        console.print(f"state: {WORDS[held_by(plan) or '']} in parts")
     for r in plan.reductions if len(plan.reductions) > 1 else ():
         console.print(f"gradients: {', '.join(r.devices)}: {r.reason}")
     for sentence in plan.inexact:

@@ -22,6 +22,13 @@ Span = tuple[int, int]
 Messages = tuple[tuple[Curve, float, int], ...]
 """(curve, part of the buffer, how many such) of what passes one port."""
 
+WORDS: dict[str, str] = {
+    "optimizer": "the optimiser's state",
+    "gradients": "gradients and the optimiser's state",
+    "parameters": "parameters, gradients and the optimiser's state",
+}
+"""What is kept in parts, by `Ownership.held`, for people."""
+
 
 def owned_spans(owner: Ownership, devices: Sequence[str], count: int) -> dict[str, Span]:
     """Which of a layer's `count` values (its parameters laid end to end) each of `devices` owns, in order.
@@ -36,6 +43,15 @@ def owned_parts(owner: Ownership) -> dict[str, float]:
     """The part of 1 that each device owns. Example: 5, 3, 2 are 0.5, 0.3 and 0.2."""
     whole = sum(owner.parts.values())
     return {device: part / whole for device, part in owner.parts.items()}
+
+
+def shares_of_state(plan: Plan) -> dict[str, float]:
+    """The part that each device of `plan` owns, the mean over owned layers; empty where none is.
+
+    Example: parts 5:3 of all layers: 0.625 and 0.375.
+    """
+    rows = [owned_parts(o) for o in plan.owners]
+    return {d: sum(r.get(d, 0.0) for r in rows) / len(rows) for d in plan.devices} if rows else {}
 
 
 def held_by(plan: Plan) -> str | None:

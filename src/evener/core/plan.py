@@ -171,7 +171,8 @@ class Prediction(Value, frozen=True, kw_only=True):
     than compute then; `seconds` is the step by device and cause. A used device that cannot hold the model is
     in `unbounded_samples_per_s` instead: what it would do if its memory sufficed. `useful_samples` is what
     each device's part is worth in samples of the whole model, where a plan cuts it. `factors` are what each
-    device was believed to take of its profile's seconds, where that is not 1.
+    device was believed to take of its profile's seconds, where that is not 1. `owned_bytes` is what each owner
+    keeps of state in parts, see `Ownership`.
     """
 
     step_s: float
@@ -184,6 +185,7 @@ class Prediction(Value, frozen=True, kw_only=True):
     useful_samples: dict[str, float] = {}
     seconds: dict[str, dict[str, float]] = {}
     factors: dict[str, float] = {}
+    owned_bytes: dict[str, int] = {}
     source: Source = "fitted"
 
     def __post_init__(self) -> None:

@@ -79,7 +79,7 @@ def layer_cost(profile: Profile, kind: str, *, tensor_parallel: int = 1, side: i
         raise _incomplete(profile, kind, tensor_parallel, by_size, refused)
     table = np.array([[by_size[b][x.name] for x in profile.layers] for b in complete])
     if tensor_parallel == 1:
-        table *= _scale(profile, kind, complete, table)[:, None, None]
+        table *= _scale(profile, kind, complete, table, side)[:, None, None]
     return LayerCost(
         kind=kind,
         sizes=np.array(complete),
@@ -94,10 +94,10 @@ def _edge(figure: Figure | None, side: int) -> float:
     return 0.0 if figure is None else figure.value * (1 + side * min(figure.spread, 0.9))
 
 
-def _scale(profile: Profile, kind: str, sizes: list[int], table: np.ndarray) -> np.ndarray:
+def _scale(profile: Profile, kind: str, sizes: list[int], table: np.ndarray, side: int) -> np.ndarray:
     """Whole-model step over the sum of the layers, by size: what timing layers one by one adds or misses."""
     whole = {
-        s.micro_batch: s.forward_s.value + s.backward_s.value
+        s.micro_batch: _edge(s.forward_s, side) + _edge(s.backward_s, side)
         for s in profile.steps
         if s.kind == kind and s.fits and s.forward_s and s.backward_s
     }

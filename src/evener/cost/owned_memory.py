@@ -126,6 +126,13 @@ class Owners:
             passing=passing,
         )
 
+    def owned_bytes(self, device: str) -> float:
+        """Bytes that `device` keeps of what is in parts. Example: half of 400 bytes of state: 200."""
+        own = self.parts[device] * self.once
+        scales = (1.0, *self.scales[:2])
+        kept = (np.where(self.level >= least, own, 0.0).sum() for least in (3, 2, 1))
+        return float(sum(scale * float(x) for scale, x in zip(scales, kept, strict=True)))
+
     def _activations(self, samples: int) -> float:
         data = self.bytes
         if not samples:

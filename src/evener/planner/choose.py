@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from evener.core.fleet import Fleet
 from evener.core.job import Job, Shapes
+from evener.core.ownership import WORDS
 from evener.core.plan import HELD
 from evener.core.profile import Profile
 from evener.cost.evaluate import CostModel
@@ -76,7 +77,7 @@ def _found(fleet: Fleet, profile: Profile, job: Job, shapes: Shapes) -> PlanResu
 
 def _in_parts(parts: PlanResult | None, fleet: Fleet, profile: Profile, job: Job) -> PlanResult:
     """The plan that keeps in parts what was asked for."""
-    from evener.planner.unequal import WORDS, with_hint
+    from evener.planner.unequal import with_hint
 
     if not profile.timings:
         raise UsageError(

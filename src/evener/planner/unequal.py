@@ -4,11 +4,12 @@ from msgspec.structs import replace
 
 from evener.core.fleet import Fleet
 from evener.core.job import Job
-from evener.core.ownership import held_by
+from evener.core.ownership import WORDS, held_by
 from evener.core.plan import HELD, Held, LeftOut, Plan, Prediction
 from evener.core.profile import Profile
 from evener.cost.model import CostModel
 from evener.cost.owned import play_owned
+from evener.cost.owned_memory import owners_of
 from evener.cost.step import MODEL_ERROR
 from evener.cost.worth import unbounded_samples_per_s
 from evener.errors import NoPlanFitsError, OutOfRangeError, UnknownNameError
@@ -21,11 +22,7 @@ from evener.planner.result import Alternative, PlanResult
 
 LEAST_GAIN = 0.005
 """More is kept in parts only where that saves so much of a step."""
-WORDS = {
-    "optimizer": "the optimiser's state",
-    "gradients": "gradients and the optimiser's state",
-    "parameters": "parameters, gradients and the optimiser's state",
-}
+_SLOWER = 0.01  # a sample must take so much longer for want of memory before parts are looked at
 
 
 def plan_unequal(fleet: Fleet, profile: Profile, job: Job) -> PlanResult | None:
@@ -141,11 +138,17 @@ def _groups(fleet: Fleet, profile: Profile, job: Job) -> tuple[tuple[Group, ...]
 
 
 def _is_short(model: CostModel, job: Job, groups: tuple[Group, ...]) -> bool:
-    """Whether memory keeps a device out, or its micro-batches below what was measured and wanted."""
-    return any(
-        g.usable_bytes < float("inf") and g.cap < min(model.layers(g.kind).largest, job.global_batch)
-        for g in groups
-    )
+    """Whether memory keeps a device out, or its micro-batches so small that a sample takes longer."""
+    return any(_slower_by(model, job, g) > _SLOWER for g in groups if g.usable_bytes < float("inf"))
+
+
+def _slower_by(model: CostModel, job: Job, group: Group) -> float:
+    """How much longer a sample takes in micro-batches that fit than in the best that was measured."""
+    table = model.layers(group.kind)
+    sizes = [int(b) for b in table.sizes if b <= job.global_batch] or [1]
+    each = {b: sum(float(x.sum()) for x in table.seconds(b)) / b for b in {*sizes, max(group.cap, 1)}}
+    fitting = [s for b, s in each.items() if b <= group.cap]
+    return min(fitting, default=float("inf")) / min(each.values()) - 1
 
 
 def _result(
@@ -209,6 +212,7 @@ def _prediction(model: CostModel, profile: Profile, job: Job, best: OwnedPlan) -
     for side in (-1, 1):
         edge = CostModel(fleet=model.fleet, profile=profile, side=side)
         edges.append(play_owned(edge, best.plan).step_s * (1 + side * MODEL_ERROR))
+    owners = owners_of(profile, model.bytes, best.plan)
     groups = groups_of(model.fleet, profile, job)
     pool = pool_of(model.fleet, profile, job, groups, micro_batch=None)
     rates, solo_seconds = solo_rates(pool, groups, profile, job) if pool.groups else ({}, {})
@@ -225,6 +229,7 @@ def _prediction(model: CostModel, profile: Profile, job: Job, best: OwnedPlan) -
             if n not in rates
         },
         seconds=best.cost.seconds,
+        owned_bytes={n: int(owners.owned_bytes(n)) for n in best.plan.devices},
     )
 
 
@@ -236,11 +241,11 @@ def _left_out(
     for device in fleet.devices:
         if device.name not in used:
             with_it = min((s.least_with(device.name) for s in searches.values()), default=float("inf"))
-            reason = refused.get(device.name) or (
-                f"the best plan found with it takes {ms(with_it)}, without it {ms(best.cost.step_s)}"
-                if with_it < float("inf")
-                else "no plan with it promises to be faster"
-            )
+            reason = refused.get(device.name, "no plan with it promises to be faster")
+            if with_it <= best.cost.step_s:
+                reason = f"with it a step takes {ms(with_it)}, next to nothing less than without it"
+            elif with_it < float("inf"):
+                reason = f"the best plan found with it takes {ms(with_it)}, without it {ms(best.cost.step_s)}"
             out.append(LeftOut(device=device.name, reason=reason))
     return tuple(out)
 
