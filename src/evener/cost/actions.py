@@ -10,6 +10,7 @@ from evener.core.plan import Plan
 from evener.core.routes import Routes, StageRoute
 from evener.cost.exchange import sums_of
 from evener.cost.model import CostModel
+from evener.cost.owned_actions import owned_costs
 from evener.schedules.costs import Costs, Memory, Reduction, Wire
 
 HALF = 0.5
@@ -24,6 +25,9 @@ def plan_costs(model: CostModel, plan: Plan, *, memory_margin: float = 0.1) -> C
     nothing), and how backward splits. Errors of the tables (unknown kind, missing layer, far outside) pass
     through.
     """
+    if plan.owners:
+        limits = {name: _limit_bytes(model.fleet.device(name), memory_margin) for name in plan.devices}
+        return owned_costs(model, plan, limits)
     made = _Conversion(model=model, routes=Routes(plan))
     return Costs(
         compute_s=made.compute_s(),

@@ -65,6 +65,7 @@ class Costs:
     are as large.
     `input_s` maps (stage, device, samples) to seconds spent on getting a micro-batch ready before its
     forward.
+    `gather_s` maps (stage, device, "F" | "B", micro-batch) to seconds that it waits for parameters of owners.
     `update_s` is the optimiser's time by device, `overhead_s` what else a device spends once a step,
     `agree_s` the agreement on the step. `notes` say what was assumed, `split_note`
     how I and W were had, for schedules that use them.
@@ -75,6 +76,7 @@ class Costs:
     wires: Mapping[tuple[str, str], Wire] = field(default_factory=dict)
     reductions: tuple[Reduction, ...] = ()
     input_s: Mapping[tuple[int, str, int], float] = field(default_factory=dict)
+    gather_s: Mapping[tuple[int, str, str, int], float] = field(default_factory=dict)
     update_s: Mapping[str, float] = field(default_factory=dict)
     overhead_s: Mapping[str, float] = field(default_factory=dict)
     agree_s: float = 0.0
@@ -82,10 +84,14 @@ class Costs:
     notes: tuple[str, ...] = ()
     split_note: str = ""
 
-    def action_s(self, stage: int, device: str, kind: str, samples: int) -> float:
-        """Seconds of one compute action, input included; UnknownNameError names the entry that is missing."""
+    def action_s(self, stage: int, device: str, kind: str, samples: int, micro_batch: int = -1) -> float:
+        """Seconds of one compute action, input included, and of `micro_batch` what it waits for parameters.
+
+        UnknownNameError names the entry that is missing.
+        """
         try:
             seconds = self.compute_s[stage, device, kind, samples]
+            seconds += self.gather_s.get((stage, device, kind, micro_batch), 0.0)
             return seconds + self.input_s.get((stage, device, samples), 0.0) if kind == "F" else seconds
         except KeyError:
             raise UnknownNameError(

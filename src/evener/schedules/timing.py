@@ -170,7 +170,7 @@ class Pass:
         self._done.add((row.device, stage, m, "B" if kind == "I" else kind))
         if self.costs:
             samples = self.routes.samples(stage, row.device, m)
-            row.clock_s += self.costs.action_s(stage, row.device, kind, samples)
+            row.clock_s += self.costs.action_s(stage, row.device, kind, samples, m)
         return True
 
     def _send(self, row: _Row, stage: int, m: int, way: str) -> list[str]:

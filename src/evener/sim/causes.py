@@ -103,9 +103,11 @@ def _parts(
         stage, m = moment.action.stage or 0, moment.action.micro_batch or 0
         samples = routes.samples(stage, device, m)
         reading = costs.input_s.get((stage, device, samples), 0.0) if kind == "F" else 0.0
-        if reading:
-            reading *= (end - start) / costs.action_s(stage, device, "F", samples)
-        return [("input", reading), ("compute", end - start - reading)]
+        gathering = costs.gather_s.get((stage, device, kind, m), 0.0)
+        if reading or gathering:
+            slower = (end - start) / costs.action_s(stage, device, kind, samples, m)
+            reading, gathering = reading * slower, gathering * slower
+        return [("transfer", gathering), ("input", reading), ("compute", end - start - reading - gathering)]
     if kind.startswith("RECV"):
         waited = min(max(moment.sent_s - start, 0.0), end - start)
         return [("wait", waited), ("transfer", end - start - waited)]

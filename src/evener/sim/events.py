@@ -179,7 +179,7 @@ class EventSimulator:
     def _begin(self, device: _Device, action: Action, now: float) -> None:
         stage, m = action.stage or 0, action.micro_batch or 0
         samples = self.routes.samples(stage, device.name, m)
-        seconds = self.costs.action_s(stage, device.name, action.type, samples)
+        seconds = self.costs.action_s(stage, device.name, action.type, samples, m)
         end_s = self.windows.compute_end_s(device.name, now, seconds)
         device.is_busy = True
         if action.type == "F":

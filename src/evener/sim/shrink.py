@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from evener.core.exchange import without as kept_groups
 from evener.core.faults import Fault
-from evener.core.plan import LeftOut, Pipeline, Plan, Stage
+from evener.core.plan import LeftOut, Ownership, Pipeline, Plan, Stage
 from evener.core.split import apportion
 from evener.errors import NoPlanFitsError
 
@@ -42,7 +42,8 @@ def _without(plan: Plan, device: str) -> tuple[Plan, str]:
             numbers=f"{len(plan.pipelines)} pipelines, each with a stage that only it holds",
             remedy="a plan with two pipelines or shared stages, or a new search over the remaining devices",
         )
-    samples = apportion(plan.global_batch, [p.samples for p in kept])
+    weights = [p.samples for p in kept] if any(p.samples for p in kept) else [1] * len(kept)
+    samples = apportion(plan.global_batch, weights)
     pipelines = tuple(resized_to(p, n) for p, n in zip(kept, samples, strict=True))
     left_out = (*plan.left_out, LeftOut(device=device, reason="left"))
     gone = {d for d in plan.devices if d not in {x for p in pipelines for x in p.devices}} - {device}
@@ -50,7 +51,14 @@ def _without(plan: Plan, device: str) -> tuple[Plan, str]:
     why = "; ".join(told) or f"the other shares of its stages take the samples of {device}"
     reductions = kept_groups(plan.reductions, device) if plan.is_data_parallel else ()
     why += "; sums go over its group without it" if any(r.part is not None for r in reductions) else ""
-    return replace(_renewed(plan, pipelines, left_out), reductions=reductions), why
+    owners = tuple(o for o in (_owners_without(o, device) for o in plan.owners) if o is not None)
+    why += f"; the other owners share what {device} kept" if owners else ""
+    return replace(_renewed(plan, pipelines, left_out), reductions=reductions, owners=owners), why
+
+
+def _owners_without(owner: Ownership, device: str) -> Ownership | None:
+    parts = {name: part for name, part in owner.parts.items() if name != device}
+    return replace(owner, parts=parts) if sum(parts.values()) else None
 
 
 def _stage_without(stage: Stage, device: str, micro_batch: int) -> Stage | None:
@@ -67,7 +75,7 @@ def _stage_without(stage: Stage, device: str, micro_batch: int) -> Stage | None:
 
 def resized_to(pipeline: Pipeline, samples: int) -> Pipeline:
     """The pipeline with another number of samples, in smaller micro-batches where it has fewer than one."""
-    if samples >= pipeline.micro_batch:
+    if samples >= pipeline.micro_batch or not samples:
         return replace(pipeline, samples=samples)
     stages = tuple(_resized(stage, samples) for stage in pipeline.stages)
     return replace(pipeline, samples=samples, micro_batch=samples, stages=stages)
@@ -94,7 +102,8 @@ def _halved(plan: Plan, device: str) -> tuple[Plan, str]:
         stages = tuple(_resized(stage, half) for stage in pipeline.stages)
         pipelines.append(replace(pipeline, micro_batch=half, stages=stages))
         told.append(f"micro-batches of pipeline {number} are halved to {half}")
-    return _renewed(plan, tuple(pipelines), plan.left_out), "; ".join(told)
+    smaller = replace(_renewed(plan, tuple(pipelines), plan.left_out), owners=plan.owners)
+    return smaller, "; ".join(told)
 
 
 def _renewed(plan: Plan, pipelines: tuple[Pipeline, ...], left_out: tuple[LeftOut, ...]) -> Plan:
