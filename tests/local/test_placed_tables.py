@@ -13,6 +13,7 @@ from evener.core.files import read
 from evener.core.fleet import Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.errors import DataError, NoPlanFitsError, UsageError
+from evener.report.metrics import read_metrics
 from evener.runtime.checkpoints.folder import checkpoints_in
 from evener.runtime.tables.rows import initial_rows
 from evener.session.exactness import verify
@@ -122,6 +123,13 @@ def test_a_run_with_a_table_in_a_file_learns_the_same(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         ends.append(launch(request(tmp_path / name, uneven(12), {"word": word, "goods": "cpu"})))
     assert ends[0].heldout_loss == pytest.approx(ends[1].heldout_loss, rel=1e-6)
+    (word,) = ends[1].lookups["word"]
+    assert word.ids == 3 * 12 and word.rows <= word.ids
+    assert sum(word.found_in.values()) == word.rows
+    assert 0 < word.hit_rates["host"] < 1
+    records = read_metrics(tmp_path / "file" / "metrics.jsonl").records
+    assert [r.tables["word"].ids for r in records] == [12, 12, 12]
+    assert all(not told.found_in for told in ends[0].lookups["word"])
 
 
 def test_the_file_of_a_table_has_what_the_run_ended_with_and_a_next_run_goes_on(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ STEP         the optimiser's step, once, last
 """
 
 import re
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from evener.core.figures import Value
@@ -42,6 +43,11 @@ def parse_action(text: str) -> Action:
         raise ValueError(f"{text!r} is no action; write 2F0, 2B0, 2SEND_F0, 2REDUCE_GRAD or STEP")
     micro_batch = int(match[3]) if match[3] else None
     return Action(type=match[2], stage=int(match[1]), micro_batch=micro_batch)  # type: ignore[arg-type]
+
+
+def forward_only(row: Iterable[Action]) -> Iterator[Action]:
+    """The forwards of a row, with what they send and receive."""
+    return (action for action in row if action.type in ("F", "SEND_F", "RECV_F"))
 
 
 class Schedule(Value, frozen=True, kw_only=True):

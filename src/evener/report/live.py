@@ -13,6 +13,7 @@ from rich.text import Text
 
 from evener.core.plan import Plan
 from evener.core.records import StepRecord
+from evener.report.lookups import hits_text, ids_per_s, lookups_of
 from evener.report.tables import clock_time, duration, percent, table
 
 REDRAW_S = 0.25
@@ -98,7 +99,17 @@ class LiveView:
             f"{self._rate():.4g} samples/s",
             f"{duration(self._step_s())} a step",
             f"{clock_time(self._left_s())} left",
+            *self._lookups(),
         ]
+
+    def _lookups(self) -> list[str]:
+        """Ids a second that the leading device looks up, and where the rows of tiered tables were."""
+        tables = lookups_of(self._recent)
+        if not tables:
+            return []
+        rate = ids_per_s(tables.values(), sum(r.step_s for r in self._recent))
+        hits = [f"{name} {hits_text(told)}" for name, told in tables.items() if told.found_in]
+        return [f"{rate:,.0f} ids/s looked up", *hits]
 
     def _skips(self) -> str:
         reason = next((r.skipped for r in reversed(self._recent) if r.skipped), "")

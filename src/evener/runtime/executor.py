@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from evener.core.actions import Action
+from evener.core.actions import Action, forward_only
 from evener.core.membership import Ballot
 from evener.core.seams import Driver
 from evener.core.trace import Cause, Span
@@ -23,7 +23,7 @@ from evener.runtime.problem import Problem
 from evener.runtime.ranks import Ranks
 from evener.runtime.scaling import LossScale
 from evener.runtime.scope import ScopeOf, no_scope
-from evener.runtime.step import Step, forward_only
+from evener.runtime.step import Step
 from evener.runtime.tally import Share, Tally, Totals
 from evener.runtime.tidying import Tidier
 

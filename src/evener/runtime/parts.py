@@ -229,6 +229,11 @@ def _gradient(leaf: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
+def as_leaves(carry: Carry) -> Carry:
+    """The carry as its next stage on this device gets it: the same values, a graph of their own."""
+    return tuple(t.detach().requires_grad_(t.requires_grad) for t in carry)
+
+
 def cut_samples(carry: Carry, slots: Sequence[Slot], sizes: tuple[int, ...]) -> list[Carry]:
     """The carry of Σ sizes samples as one for each size; tensors without a sample dimension go whole.
 

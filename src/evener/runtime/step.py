@@ -1,7 +1,7 @@
 """A step in flight on one device: what each action of the schedule does."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,12 +16,11 @@ from evener.errors import DataError, EvenerError, ModelError, OutOfMemoryError, 
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.holding import Bench, Portions
 from evener.runtime.outer.late import Late
-from evener.runtime.parts import Alive, Carry, Part, Slot, cut_samples, join_samples
+from evener.runtime.parts import Alive, Carry, Part, Slot, as_leaves, cut_samples, join_samples
 from evener.runtime.problem import shapes_of
 from evener.runtime.scope import ScopeOf, no_scope
 from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Share, Tally, Totals
 
-_FORWARD = ("F", "SEND_F", "RECV_F")
 Key = tuple[int, int]  # (stage, micro-batch)
 
 
@@ -301,7 +300,7 @@ class Step:
         for order, (piece, cut) in enumerate(zip(mine, cuts, strict=True)):
             if piece.target == self.here:
                 box = self._mail.setdefault((direction, target), [])
-                box.append((self._order(direction, key, piece), _as_leaves(cut, direction)))
+                box.append((self._order(direction, key, piece), cut if direction == "B" else as_leaves(cut)))
             else:
                 self._mail.setdefault(("out " + direction, key), []).append((order, cut))
 
@@ -490,21 +489,9 @@ class Step:
         reducers.discard()
 
 
-def forward_only(row: Iterable[Action]) -> Iterator[Action]:
-    """The forwards of a row, with what they send and receive."""
-    return (action for action in row if action.type in _FORWARD)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that a device's memory is full."""
     return isinstance(error, torch.OutOfMemoryError) or tells_of_full_memory(error)
-
-
-def _as_leaves(carry: Carry, direction: str) -> Carry:
-    """The carry as its next stage on this device gets it: the same values, a graph of their own."""
-    if direction == "B":
-        return carry
-    return tuple(t.detach().requires_grad_(t.requires_grad) for t in carry)
 
 
 def _sum(copies: list[torch.Tensor]) -> torch.Tensor:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from evener.core.records import StepRecord
 from evener.core.trace import CAUSES
 from evener.report.page.files import RunFiles
 from evener.report.page.losses import report_of
@@ -64,7 +65,28 @@ class _Run(Collector):
             for cause in CAUSES:
                 seconds.add_metric((device, cause), by_cause.get(cause, 0.0))
         yield seconds
+        yield from _lookups(last)
         report = report_of(self._run)
         if report:
             help_ = "Samples/s over the sum of what each offered device does alone"
             yield GaugeMetricFamily("evener_efficiency_ratio", help_, report.efficiency)
+
+
+def _lookups(last: StepRecord) -> Iterator[Metric]:
+    labels = ("table", "device")
+    ids = GaugeMetricFamily("evener_table_ids", "Ids looked up in the newest step", labels=labels)
+    rows = GaugeMetricFamily(
+        "evener_table_rows", "Rows looked up, each once for a micro-batch, in the newest step", labels=labels
+    )
+    hits = GaugeMetricFamily(
+        "evener_table_hit_ratio",
+        "Part of the newest step's rows that this memory of a tiered table had",
+        labels=(*labels, "memory"),
+    )
+    for name, told in last.tables.items():
+        ids.add_metric((name, told.device), told.ids)
+        rows.add_metric((name, told.device), told.rows)
+        for memory, part in told.hit_rates.items():
+            hits.add_metric((name, told.device, memory), part)
+    if last.tables:
+        yield from (ids, rows, hits)

@@ -13,13 +13,14 @@ from rich.console import Console
 from evener.core.figures import Figure, Value
 from evener.core.files import write, write_bytes
 from evener.core.plan import Plan
-from evener.core.records import StepRecord
+from evener.core.records import StepRecord, TableRecord
 from evener.core.trace import Span, Trace
 from evener.core.words import counted
 from evener.rehearsal.verdict import Lateness, verdict
 from evener.report.accounting import report_by_prediction
 from evener.report.chrome import chrome_trace
 from evener.report.live import LiveView
+from evener.report.lookups import lookup_lines
 from evener.report.metrics import MetricsWriter, read_metrics
 from evener.report.page.files import RunInfo
 from evener.report.plans import plan_text
@@ -37,7 +38,7 @@ class Outcome(Value, frozen=True, kw_only=True):
 
     `heldout_first` is the held-out loss before the first step; `heldout_loss` and `heldout_metrics` (means)
     are those after the last. `peak_bytes` are measured: on an accelerator what its allocator held, on a CPU
-    the whole process.
+    the whole process. `lookups` are those of each device in all steps, by table.
     """
 
     report: RunReport | None
@@ -52,6 +53,7 @@ class Outcome(Value, frozen=True, kw_only=True):
     rehearsal: str = ""
     parameters_agree: bool = True
     peak_bytes: dict[str, Figure] = {}
+    lookups: dict[str, tuple[TableRecord, ...]] = {}
 
     def as_json(self) -> dict[str, Any]:
         """One flat object: the report's fields and these."""
@@ -71,6 +73,7 @@ class Journal:
         self._told = 0
         self.since = 0  # the report is of the steps from here on: those under the last plan
         self.peak_bytes: dict[str, Figure] = {}
+        self.lookups: dict[str, dict[str, TableRecord]] = {}  # by device and table
         self.heldout_first: Heldout | None = None
         self.heldout_last: Heldout | None = None
 
@@ -164,6 +167,10 @@ class Journal:
             rehearsal=sentence,
             parameters_agree=_agree(checksums),
             peak_bytes=self.peak_bytes,
+            lookups={
+                name: tuple(held[name] for held in self.lookups.values() if name in held)
+                for name in dict.fromkeys(n for held in self.lookups.values() for n in held)
+            },
         )
         write(self.folder / "report.json", outcome.as_json())
         if not self._quiet:
@@ -198,6 +205,8 @@ class Journal:
         else:
             lines.append("the plan predicts too little to tell efficiency: make it with evener plan")
         lines += _memory(outcome)
+        seconds = sum(r.step_s for r in self._records)
+        lines += lookup_lines([(n, told) for n, all_ in outcome.lookups.items() for told in all_], seconds)
         if outcome.heldout_loss is not None:
             told = {"loss": outcome.heldout_loss} | outcome.heldout_metrics
             lines.append("held-out: " + ", ".join(f"{name} {value:.4f}" for name, value in told.items()))

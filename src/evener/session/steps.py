@@ -11,7 +11,7 @@ from evener.core.actions import Schedule
 from evener.core.membership import Ballot
 from evener.core.order import global_batch_at, with_micro_batch
 from evener.core.plan import Plan
-from evener.core.records import StepRecord
+from evener.core.records import StepRecord, TableRecord
 from evener.core.seams import Wire
 from evener.errors import NonFiniteError, OutOfMemoryError, ReductionMismatchError
 from evener.runtime.executor import Executor, StepResult
@@ -88,6 +88,7 @@ class Steps:
             self.meetings = Meetings(layout.apart, recipe, self.optimizer, self.executor)
         self.samples_seen = self.number = self.called = 0
         self._stop_at = 0
+        self._looked_up: dict[int, dict[str, TableRecord]] = {}
         self.since = 0  # the first step under the plan in force
         self._unrecorded: StepResult | None = None
         self.notice: Callable[[], int] = lambda: 0
@@ -107,6 +108,7 @@ class Steps:
     def run(self, stop_at_samples: int) -> Iterator[StepRecord]:
         """Steps until `stop_at_samples` samples were seen, or a change is ahead: `called` is its number."""
         self._stop_at = stop_at_samples
+        self.layout.tables.looked_up(self.ranks.here, counts=False)  # an evaluation's
         while self.samples_seen < stop_at_samples and not self.called:
             number, late = self.number, self._unrecorded
             self.at_boundary(number)
@@ -143,6 +145,10 @@ class Steps:
         self.decisions += told[1]
         return told[0]
 
+    def with_lookups(self, record: StepRecord) -> StepRecord:
+        """The record of a step taken here, with what it looked up in this device's tables."""
+        return msgspec.structs.replace(record, tables=self._looked_up.pop(record.step, {}))
+
     def complete(self, ballot: Ballot) -> None:
         """Conclude the step in flight as the others did."""
         self._advance(self.executor.complete(ballot))
@@ -160,6 +166,7 @@ class Steps:
             self.samples_seen += result.samples
             self.number += 1
             self._unrecorded = result
+            self._looked_up[result.number] = self.layout.tables.looked_up(self.ranks.here)
 
     def average_buffers(self, wire: Wire) -> None:
         """Make BatchNorm's statistics one mean over all devices, weighted by the samples each has seen.

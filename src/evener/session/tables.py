@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan, TablePlacement
+from evener.core.records import TableRecord
 from evener.core.split import apportion
 from evener.errors import ModelError, UsageError
 from evener.planner.tables import CPU, DENSE, DEVICE, too_large
@@ -100,7 +101,9 @@ class JobTables:
     notes: tuple[str, ...] = ()
     sums: TableSums | None = None
     lookahead: Lookahead | None = None
+    lookups: dict[str, TableRecord] = field(default_factory=dict)
     _waiting: deque[Any] = field(default_factory=deque)
+    _found_before: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def tables(self) -> list[Table]:
@@ -169,6 +172,23 @@ class JobTables:
             return batch
 
         return give
+
+    def looked_up(self, here: str, *, counts: bool = True) -> dict[str, TableRecord]:
+        """What this device looked up since the last call, by table; what `counts` adds up in `lookups`."""
+        told = {}
+        for table in self.sums.tables if self.sums else ():
+            found, before = table.part.rows.found_in, self._found_before.get(table.name, {})
+            self._found_before[table.name] = found
+            told[table.name] = TableRecord(
+                device=here,
+                ids=table.ids_asked,
+                rows=table.rows_asked,
+                found_in={name: number - before.get(name, 0) for name, number in found.items()},
+            )
+            table.ids_asked = table.rows_asked = 0
+        for name, new in told.items() if counts else ():
+            self.lookups[name] = self.lookups[name].plus(new) if name in self.lookups else new
+        return told
 
     def forget(self) -> None:
         """What was read ahead belongs to shares that no longer hold."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from evener.core.figures import Figure, Value
+from evener.core.records import TableRecord
 from evener.core.trace import Trace
 from evener.rehearsal.verdict import Lateness
 from evener.runtime.hardware import peak_bytes
@@ -32,6 +33,12 @@ class Checksums(Value, frozen=True, kw_only=True):
     by_name: dict[str, str]
 
 
+class Lookups(Value, frozen=True, kw_only=True):
+    """What a device looked up in all steps, by table."""
+
+    by_table: dict[str, TableRecord] = {}
+
+
 def train(member: Member, generation: Generation, journal: Journal) -> bool:
     """Take the steps of this generation; False when a change is ahead, True when the run is at its end."""
     request, recipe, steps = member.request, member.recipe, generation.steps
@@ -51,7 +58,7 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
         if evaluate and steps.number == 0:
             journal.heldout_first = evaluate_heldout(steps, wire)
         for record in steps.run(samples_to_train(request, len(recipe.dataset), recipe.global_batch)):
-            journal.add(record)
+            journal.add(steps.with_lookups(record))
             journal.tell(steps.decisions)
         if steps.called:
             return False
@@ -100,6 +107,7 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
         steps.decisions += [write_profiled(room, ranks.devices, member.request.profile_step, folder)]
     journal.since = max(steps.since, generation.turn.step)
     journal.peak_bytes = {d: room.get(f"peak/{d}", Figure) for d in ranks.devices}
+    journal.lookups = {d: room.get(f"lookups/{d}", Lookups).by_table for d in ranks.devices}
     return journal.conclude(steps.plan, spans, steps.decisions, lateness, sums)
 
 
@@ -164,6 +172,7 @@ def _hand_in(room: Meeting, steps: Steps) -> None:
     """Give the leading process what only this one knows: spans, lateness, the parameters' checksum."""
     here, site = steps.ranks.here, steps.site
     room.put(f"trace/{here}", Trace(source="measured", spans=steps.executor.spans))
+    room.put(f"lookups/{here}", Lookups(by_table=steps.layout.tables.lookups))
     if steps.profiler and steps.profiler.found:
         room.put(f"profiled/{here}", steps.profiler.found)
     room.put(f"checksums/{here}", Checksums(by_name=checksums(steps.layout.parameters)))

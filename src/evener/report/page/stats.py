@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from evener.core.plan import Plan
 from evener.core.words import counted
+from evener.report.lookups import WHERE, ids_per_s, lookups_of
 from evener.report.page.document import Progress, Stat
 from evener.report.page.files import RunFiles
 from evener.report.results import RunReport
@@ -15,7 +16,7 @@ RECENT_STEPS = 20
 def headline_stats(run: RunFiles, report: RunReport | None) -> tuple[Stat, ...]:
     """Those of the finished or running job; without a report only what the records alone tell."""
     stats = [*_of_report(report, run.plan)] if report else [*_of_records(run)]
-    return (*stats, *_losses(run))
+    return (*stats, *_losses(run), *_lookups(run))
 
 
 def progress(run: RunFiles) -> Progress:
@@ -130,6 +131,29 @@ def _losses(run: RunFiles) -> Iterator[Stat]:
             note="" if before is None else f"{before:.4f} before the first",
             value=run.ending.heldout_loss,
         )
+
+
+def _lookups(run: RunFiles) -> Iterator[Stat]:
+    recent = run.records[-RECENT_STEPS:]
+    tables = lookups_of(recent)
+    if not tables:
+        return
+    device = next(iter(tables.values())).device
+    told = f"measured on {device}, last {counted(len(recent), 'step')}"
+    rate = ids_per_s(tables.values(), sum(r.step_s for r in recent))
+    yield Stat(
+        key="lookups_per_s", label="Lookups", text=f"{rate:.4g}", unit="ids/s", source=told, value=rate
+    )
+    for name, seen in tables.items():
+        for memory, part in seen.hit_rates.items():
+            yield Stat(
+                key=f"found_{memory}_{name}",
+                label=f"{name}: rows {WHERE[memory]}",
+                text=f"{100 * part:.1f}",
+                unit="%",
+                source=told,
+                value=part,
+            )
 
 
 def _seconds_stat(key: str, label: str, value: float, source: str, note: str = "") -> Stat:

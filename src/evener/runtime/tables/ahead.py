@@ -58,6 +58,7 @@ class Sent:
 
     def places(self, input: Tensor) -> Tensor:
         """Where the rows of `input` are, on the device; `check` looks later whether these are the ones."""
+        self.layer.table.ids_asked += input.numel()
         self._asked.append(self._lanes.outgoing(input))
         found = torch.searchsorted(self.device_ids, input.long().contiguous())
         return found.clamp_(max=len(self.ids) - 1)
@@ -219,7 +220,8 @@ class _Some:
 def foresee(table: Table, ids: Tensor, rate: float) -> Foreseen:
     """The rows of `ids` (sorted, each once) after a step with the rate `rate` that leaves them out."""
     rows, optimizer = table.part.rows, table.optimizer
-    slots = rows.slots(ids)
+    slots = rows.slots(ids, looked_up=True)
+    table.rows_asked += len(ids)
     rates = table.rates.after(rate)
     if optimizer is None or not defers(optimizer, table.dim):
         weight = rows.columns[WEIGHT].index_select(0, slots)

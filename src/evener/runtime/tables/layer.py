@@ -76,6 +76,7 @@ class TableLayer(nn.Module):
     def host_ids(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
         """The ids in the host's memory, after a look at them."""
         host = ids.detach().to("cpu")
+        self.table.ids_asked += host.numel()
         check_ids(host, self.table.name, self.num_embeddings, offsets)
         return host
 

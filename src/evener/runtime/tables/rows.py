@@ -33,8 +33,16 @@ class Rows(Protocol):
         """Add a column of zeros for each name and width (numbers a row)."""
         ...
 
-    def slots(self, ids: torch.Tensor) -> torch.Tensor:
-        """Slots of the rows `ids` (int64 on the CPU, each once), which now hold them."""
+    def slots(self, ids: torch.Tensor, *, looked_up: bool = False) -> torch.Tensor:
+        """Slots of the rows `ids` (int64 on the CPU, each once), which now hold them.
+
+        Only those `looked_up` for a forward are counted in `found_in`.
+        """
+        ...
+
+    @property
+    def found_in(self) -> dict[str, int]:
+        """Rows looked up so far by the memory that had them; empty where there is only one."""
         ...
 
     def changed(self, slots: torch.Tensor) -> None:
@@ -90,13 +98,14 @@ class MemoryRows:
         self.columns = {WEIGHT: in_large_pages(weight)}
         self.rates = np.zeros(0)
         self.most = max(len(weight), 1)
+        self.found_in: dict[str, int] = {}
 
     def prepare(self, widths: Mapping[str, int]) -> None:
         weight = self.columns[WEIGHT]
         for name, width in widths.items():
             self.columns[name] = in_large_pages(weight.new_zeros(len(weight), width))
 
-    def slots(self, ids: torch.Tensor) -> torch.Tensor:
+    def slots(self, ids: torch.Tensor, *, looked_up: bool = False) -> torch.Tensor:
         return ids.to(self.columns[WEIGHT].device)
 
     def changed(self, slots: torch.Tensor) -> None:
@@ -115,7 +124,7 @@ class StandInRows(MemoryRows):
     def __init__(self, num_rows: int, dim: int, dtype: torch.dtype) -> None:
         super().__init__(torch.zeros(min(num_rows, STAND_IN_ROWS), dim, dtype=dtype))
 
-    def slots(self, ids: torch.Tensor) -> torch.Tensor:
+    def slots(self, ids: torch.Tensor, *, looked_up: bool = False) -> torch.Tensor:
         return ids % len(self.columns[WEIGHT])
 
 

@@ -119,6 +119,7 @@ def fetch(
         wanted.append(unique[(unique >= 0) & (unique < table.num_rows)])
     routes = exchange.routes(wanted, [t.bounds for t in tables])
     for table, unique, route in zip(tables, wanted, routes, strict=True):
-        rows = table.own(route.ids_asked - table.part.start) if len(route.ids_asked) else None
-        given = rows if rows is not None else torch.zeros(0, table.dim, dtype=table.dtype)
+        given = torch.zeros(0, table.dim, dtype=table.dtype)
+        if len(route.ids_asked):
+            given = table.own(route.ids_asked - table.part.start, looked_up=True)
         table.fetched(unique, exchange.rows_back(route, given), route)

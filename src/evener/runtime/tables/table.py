@@ -93,6 +93,7 @@ class Table:
         self._pending: list[_Given] = []
         self._fetched: _Fetched | None = None
         self._untouched = True
+        self.ids_asked = self.rows_asked = 0  # by lookups so far; a lookup's rows count once each
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,20 +115,24 @@ class Table:
         self.part, self.bounds = part, bounds
         self.exchange = exchange if exchange.world_size > 1 else None
 
-    def own(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of this device's part as they are now, in the host's memory; `ids` count from its start."""
-        if len(ids) > self.part.rows.most:
-            return torch.cat([self.own(piece) for piece in ids.split(self.part.rows.most)])
+    def own(self, ids: torch.Tensor, *, looked_up: bool = False) -> torch.Tensor:
+        """Rows of this device's part as they are now, in the host's memory; `ids` count from its start.
+
+        Those `looked_up` for a forward are counted.
+        """
         rows = self.part.rows
-        slots = rows.slots(ids)
+        if len(ids) > rows.most:
+            return torch.cat([self.own(piece, looked_up=looked_up) for piece in ids.split(rows.most)])
+        slots = rows.slots(ids, looked_up=looked_up)
         if self.optimizer is not None:
             self.optimizer.catch_up(rows, slots, self.rates.values)
         return rows.columns[WEIGHT].index_select(0, slots).cpu()
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
         """The rows of `ids` (sorted, each once). ModelError where the step was not told of them."""
+        self.rows_asked += len(ids)
         if self.exchange is None:
-            return self.own(ids)
+            return self.own(ids, looked_up=True)
         fetched = self._fetched
         where = torch.searchsorted(fetched.ids, ids) if fetched is not None else None
         if fetched is not None and where is not None:

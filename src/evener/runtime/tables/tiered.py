@@ -56,14 +56,16 @@ class Level:
         self._dirty = np.zeros(self.most, dtype=bool)
         self._worth, self._growth = 1.0, 2.0 ** (1 / HALF_LIFE)
         self._free = self.most
+        self.counts = False  # whether rows are asked for by a lookup, and not to be moved or written down
         self.asked = self.found = 0
 
     def slots(self, ids: np.ndarray) -> np.ndarray:
         """Slots of `ids` (each once, at most `most`), which now hold them."""
         slots = self._slot[ids]
         missing = np.flatnonzero(slots < 0)
-        self.asked += len(ids)
-        self.found += len(ids) - len(missing)
+        if self.counts:
+            self.asked += len(ids)
+            self.found += len(ids) - len(missing)
         if len(missing):
             fresh = self._room(len(missing), slots[slots >= 0])
             self._put(fresh, self.below.read(ids[missing]))
@@ -88,12 +90,13 @@ class Level:
 
     def write(self, ids: np.ndarray, records: np.ndarray) -> None:
         """Newer records of any number of rows, from the level above."""
-        done = 0
+        done, counts, self.counts = 0, self.counts, False
         for part in parts_of(ids, self.most):
             slots = self.slots(part)
             self._put(slots, records[done : done + len(part)])
             self.changed(slots)
             done += len(part)
+        self.counts = counts
 
     def commit(self, step: int) -> None:
         """Everything is as it is here also below, as of `step`."""
@@ -191,8 +194,10 @@ class TieredRows:
         """Rows that can be in their slots at the same time."""
         return min(self._hot or self._host, self.num_rows)
 
-    def slots(self, ids: Tensor) -> Tensor:
+    def slots(self, ids: Tensor, *, looked_up: bool = False) -> Tensor:
         device = self.columns[WEIGHT].device
+        for level in self._levels:
+            level.counts = looked_up
         return torch.from_numpy(self._levels[-1].slots(ids.numpy())).to(device)
 
     def changed(self, slots: Tensor) -> None:
@@ -215,10 +220,13 @@ class TieredRows:
             self._levels[-1].commit(len(self.rates))
 
     @property
-    def hit_rates(self) -> dict[str, float]:
-        """The part of rows asked for that each memory had: "host", and "hot" where there is one."""
-        names = ("host", "hot")
-        return {n: x.found / x.asked for n, x in zip(names, self._levels, strict=False) if x.asked}
+    def found_in(self) -> dict[str, int]:
+        """Rows looked up so far by the memory that had them: "hot" where there is one, "host" and "file"."""
+        if not self._levels:
+            return {}
+        host, *above = self._levels
+        found = {"host": host.found, "file": host.asked - host.found}
+        return {"hot": above[0].found} | found if above else found
 
     def _kept_rates(self) -> np.ndarray:
         path, step = self.file.folder / RATES, self.file.step

@@ -52,19 +52,32 @@ def test_any_tiers_train_as_one_memory(tmp_path: Path, host: int, hot: int) -> N
     want = trained(MemoryRows(weight()))
     rows = tiered(tmp_path, host, hot)
     torch.testing.assert_close(trained(rows), want, rtol=0, atol=1e-6)
-    rates = rows.hit_rates
-    assert set(rates) == ({"host", "hot"} if hot else {"host"})
-    assert all(0 <= rate <= 1 for rate in rates.values())
+    assert set(rows.found_in) == {"host", "file"} | ({"hot"} if hot else set())
+
+
+@pytest.mark.parametrize("hot", [0, 4])
+def test_only_rows_that_are_looked_up_are_counted(tmp_path: Path, hot: int) -> None:
+    """Moving a row that was just read always found it: hit rates of half and more were those of the moves."""
+    rows = tiered(tmp_path, 8, hot)
+    rows.prepare({})
+    rows.slots(torch.tensor([1, 2, 3]), looked_up=True)
+    rows.changed(rows.slots(torch.tensor([1, 2, 3])))
+    rows.slots(torch.tensor([3, 4, 5]), looked_up=True)
+    rows.commit()
+    upper = "hot" if hot else "host"
+    assert {n: x for n, x in rows.found_in.items() if x} == {upper: 1, "file": 5}
+    rows.slots(torch.tensor([20, 21, 22]))
+    rows.slots(torch.tensor([3, 4, 5]), looked_up=True)
+    assert sum(rows.found_in.values()) == 9
+    assert rows.found_in["host"] + rows.found_in.get("hot", 0) == 4
 
 
 def test_popular_rows_stay(tmp_path: Path) -> None:
     rows = tiered(tmp_path, 10)
     for step in range(200):
         rows.slots(torch.tensor([1, 2, 3, 4 + step % 36]))
-    host = rows._levels[0]
-    before = host.found
-    rows.slots(torch.tensor([1, 2, 3]))
-    assert host.found - before == 3
+    rows.slots(torch.tensor([1, 2, 3]), looked_up=True)
+    assert rows.found_in == {"host": 3, "file": 0}
 
 
 def test_what_was_committed_is_found_again(tmp_path: Path) -> None:
