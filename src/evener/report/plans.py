@@ -1,5 +1,6 @@
 """A plan as text: who does what, what it should take, and who is left out and why."""
 
+from evener.core.ownership import WORDS, held_by, shares_of_state
 from evener.core.plan import Pipeline, Plan, Reduction, Stage, TablePlacement
 from evener.core.words import counted
 from evener.report.tables import duration, percent, render, size, table
@@ -16,6 +17,8 @@ def plan_text(plan: Plan) -> str:
     parts += _prediction(plan)
     header, rows = _rows(plan, samples)
     sections = [render(*parts), render(table(header, rows, left=3 if "stage" in header else 1))]
+    if plan.owners:
+        sections.append(render("State", *state_lines(plan)))
     if plan.reductions:
         lines = [reduction_line(number, x) for number, x in enumerate(plan.reductions, start=1)]
         sections.append(render("Gradients are summed", *lines))
@@ -69,8 +72,24 @@ def _micro_batches(pipeline: Pipeline, samples: int) -> str:
     full, rest = divmod(pipeline.samples, pipeline.micro_batch)
     sizes = [f"{full} x {pipeline.micro_batch}"] if full else []
     sizes += [str(rest)] if rest else []
-    shared = "" if samples == pipeline.micro_batch else f" ({samples} of {pipeline.micro_batch})"
-    return " + ".join(sizes) + shared
+    shared = "" if samples == pipeline.micro_batch or not sizes else f" ({samples} of {pipeline.micro_batch})"
+    return (" + ".join(sizes) or "none") + shared
+
+
+def state_lines(plan: Plan) -> list[str]:
+    """What is kept in unequal parts, and how much of it each device keeps.
+
+    Example: "  the optimiser's state in parts; the rest whole on every device", "  a/0 62.5 %, 1.2 GiB".
+    """
+    held = held_by(plan)
+    if held is None:
+        return []
+    rest = "" if held == "parameters" else "; the rest whole on every device"
+    kept = plan.prediction.owned_bytes if plan.prediction else {}
+    return [f"  {WORDS[held]} in parts{rest}"] + [
+        f"  {name} {percent(part)}" + (f", {size(kept[name])}" if name in kept else "")
+        for name, part in shares_of_state(plan).items()
+    ]
 
 
 def reduction_line(number: int, reduction: Reduction) -> str:

@@ -8,7 +8,7 @@ from evener.report.accounting import account
 from evener.report.plans import plan_text
 from evener.report.steps import typical_step
 from evener.report.text import report_text
-from tests.unit.report.worked import EVALUATION, LEFT_OUT_REASON, PLAN, RECORDS, SOLO, record
+from tests.unit.report.worked import EVALUATION, LEFT_OUT_REASON, OWNED, PLAN, RECORDS, SOLO, record
 
 REPORT = account(typical_step(RECORDS, global_batch=14, warmup_steps=2), PLAN, SOLO, evaluation=EVALUATION)
 
@@ -37,6 +37,10 @@ def test_the_whole_report(golden):
 
 def test_the_whole_plan(golden):
     golden("report_plan.txt", plan_text(PLAN))
+
+
+def test_a_plan_with_state_in_parts(golden):
+    golden("report_plan_owners.txt", plan_text(OWNED))
 
 
 def test_a_plan_of_several_stages(golden):

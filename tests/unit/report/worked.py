@@ -1,7 +1,9 @@
 """A small run with round numbers that the tests of the report share: 8:4:2 samples/s, one device left out."""
 
+from msgspec.structs import replace
+
 from evener.core.figures import Figure
-from evener.core.plan import LeftOut, Pipeline, Plan, Prediction, Share, Stage
+from evener.core.plan import LeftOut, Ownership, Pipeline, Plan, Prediction, Share, Stage
 from evener.core.records import StepRecord
 from evener.report.results import Evaluation, Solo
 
@@ -30,6 +32,19 @@ PLAN = Plan(
     ),
     why="each device gets samples in proportion to its rate; the slowest share takes 1.05 s",
 )
+OWNED = replace(
+    PLAN,
+    pipelines=(pipeline("lab/a", 10, 4), pipeline("lab/b", 4, 4), pipeline("far/c", 0, 1)),
+    owners=tuple(
+        Ownership(layer=n, parts={"lab/a": 5, "lab/b": 3, "far/c": 2}, held="gradients")
+        for n in ("embed", "head")
+    ),
+    prediction=replace(
+        PLAN.prediction,
+        owned_bytes={"lab/a": 600_000_000, "lab/b": 360_000_000, "far/c": 240_000_000},
+    ),
+)
+"""The same devices with state in parts; the far one keeps its part and takes no samples."""
 SOLO = {
     "lab/a": Solo(
         samples_per_s=Figure(value=8.0, source="measured", spread=0.01), seconds={"optimizer": 0.005}

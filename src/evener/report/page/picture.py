@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
+from evener.core.ownership import WORDS, held_by, shares_of_state
 from evener.core.plan import Pipeline, Plan, Stage, share_samples
 from evener.core.words import counted
 from evener.report.page.cells import columns, memory, number, part, short, word
@@ -23,9 +24,11 @@ def plan_picture(run: RunFiles) -> PlanPicture:
     left_out = tuple(x.device for x in plan.left_out)
     shown = tuple(_memory(name, run) for name in plan.devices)
     params = {name: x.param_bytes for name, x in layers.items()} if known else {}
+    held = held_by(plan)
+    state = f", {WORDS[held]} in unequal parts" if held else ""
     return PlanPicture(
         headline=f"{counted(plan.global_batch, 'sample')} a step on {counted(len(plan.devices), 'device')}, "
-        f"schedule {plan.schedule}",
+        f"schedule {plan.schedule}{state}",
         why=short(plan.why),
         devices=(*plan.devices, *left_out),
         pipelines=_rows(plan, work, params),
@@ -53,9 +56,8 @@ def _rows(plan: Plan, work: Mapping[str, float], params: Mapping[str, int]) -> t
 def _micro_batches(pipeline: Pipeline) -> str:
     """Example: "2 × 4 + 2"."""
     full, rest = divmod(pipeline.samples, pipeline.micro_batch)
-    return " + ".join(
-        [*([f"{full} × {pipeline.micro_batch}"] if full else []), *([str(rest)] if rest else [])]
-    )
+    sizes = [*([f"{full} × {pipeline.micro_batch}"] if full else []), *([str(rest)] if rest else [])]
+    return " + ".join(sizes) or "none"
 
 
 def _box(number_: int, stage: Stage, work: Mapping[str, float], params: Mapping[str, int]) -> StageBox:
@@ -106,6 +108,8 @@ def _table(plan: Plan, fleet: Fleet | None, shown: Sequence[Memory]) -> Table:
     solo = plan.prediction.solo_samples_per_s if plan.prediction else {}
     source = plan.prediction.source if plan.prediction else ""
     held = {x.device: x for x in shown}
+    parts = shares_of_state(plan)
+    kept = plan.prediction.owned_bytes if plan.prediction else {}
     rows: list[tuple[Cell, ...]] = []
     for name in (*plan.devices, *(x.device for x in plan.left_out)):
         device, bytes_ = _device(fleet, name), held.get(name)
@@ -117,6 +121,7 @@ def _table(plan: Plan, fleet: Fleet | None, shown: Sequence[Memory]) -> Table:
                 number(samples.get(name, 0), "d"),
                 part(samples.get(name, 0) / plan.global_batch),
                 number(solo.get(name)),
+                *((part(parts.get(name, 0.0)), memory(kept.get(name))) if parts else ()),
                 memory(bytes_.predicted if bytes_ else None),
                 memory(bytes_.measured if bytes_ else None),
                 memory(bytes_.limit if bytes_ else None),
@@ -129,6 +134,7 @@ def _table(plan: Plan, fleet: Fleet | None, shown: Sequence[Memory]) -> Table:
         ("samples", "a step"),
         ("part", "of the batch"),
         ("alone", f"samples/s{f', {source}' if source else ''}"),
+        *((("state", "of what is in parts"), ("kept", "in parts")) if parts else ()),
         ("memory", f"predicted{f', {source}' if source else ''}"),
         ("used", "measured"),
         ("there", "fleet file"),

@@ -15,7 +15,7 @@ from evener.report.page.curves import thinned
 from evener.report.page.files import read_run
 from evener.report.page.timeline import host_shifts, lanes_of
 from tests.unit.report.page.runs import fleet, run_folder, spans
-from tests.unit.report.worked import LEFT_OUT_REASON, PLAN, RECORDS, record
+from tests.unit.report.worked import LEFT_OUT_REASON, OWNED, PLAN, RECORDS, record
 
 
 @pytest.fixture
@@ -65,6 +65,16 @@ def test_the_picture_says_who_holds_what_and_how_much_memory(shown) -> None:
     assert (held.predicted, held.measured, held.limit) == (2e9, 1e9, 8e9)
     assert (held.predicted_source, held.limit_source) == ("fitted", "table")
     assert shown.plan.table.rows[-1][2].text == "left out"
+
+
+def test_the_picture_says_who_keeps_which_part_of_the_state(tmp_path) -> None:
+    shown = document(read_run(run_folder(tmp_path / "r", plan=OWNED, finished=False))).plan
+    assert shown.headline.endswith("gradients and the optimiser's state in unequal parts")
+    titles = [c.title for c in shown.table.columns]
+    row = {c.text: r for r in shown.table.rows for c in r[:1]}["far/c"]
+    assert row[titles.index("state")].value == pytest.approx(0.2)
+    assert row[titles.index("kept")].value == 240_000_000
+    assert shown.pipelines[2].micro_batches == "none" and len(row) == len(titles)
 
 
 def test_stages_are_as_wide_as_their_layers_where_nothing_else_is_known(tmp_path) -> None:
