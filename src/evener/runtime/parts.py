@@ -261,3 +261,8 @@ def join_samples(
         rest(list(column)) if slot.sample_dim is None else torch.cat(column, slot.sample_dim)
         for column, slot in zip(columns, slots, strict=True)
     )
+
+
+def sum_of(copies: list[torch.Tensor]) -> torch.Tensor:
+    """The sum of equal tensors: `rest` where gradients are joined."""
+    return torch.stack(copies).sum(0)

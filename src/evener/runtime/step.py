@@ -16,7 +16,7 @@ from evener.errors import DataError, EvenerError, ModelError, OutOfMemoryError, 
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.holding import Bench, Portions
 from evener.runtime.outer.late import Late
-from evener.runtime.parts import Alive, Carry, Part, Slot, as_leaves, cut_samples, join_samples
+from evener.runtime.parts import Alive, Carry, Part, Slot, as_leaves, cut_samples, join_samples, sum_of
 from evener.runtime.problem import shapes_of
 from evener.runtime.scope import ScopeOf, no_scope
 from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Share, Tally, Totals
@@ -249,7 +249,7 @@ class Step:
             sizes = tuple(p.samples for p in self.routed.given("F", key))
             cuts = cut_samples(outputs, slots, sizes)
             came = [c or tuple(map(torch.zeros_like, cut)) for c, cut in zip(came, cuts, strict=True)]
-        return join_samples(came, slots, _sum)
+        return join_samples(came, slots, sum_of)
 
     def _guarded(self, action: str, part: Part, work: Callable[[], Any], signature: tuple, phase: str) -> Any:
         """The result of `work`, or None after running out of memory, which is a vote and no crash."""
@@ -492,10 +492,6 @@ class Step:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that a device's memory is full."""
     return isinstance(error, torch.OutOfMemoryError) or tells_of_full_memory(error)
-
-
-def _sum(copies: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(copies).sum(0)
 
 
 def _last_line(error: BaseException) -> str:
