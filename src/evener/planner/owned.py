@@ -31,6 +31,8 @@ WHOLE = 1000
 """Parts are searched in thousandths."""
 _MOST_SETS = 256
 _MOST_PRICED = 160
+_FEW_DEVICES = 16
+_FEW_PRICED = 40  # with more devices a price takes longer and single ones matter less
 _MORE_ROUNDS = 3  # numbers of micro-batches tried beyond the fewest that fit
 _SIMPLER = 0.0005  # small whole numbers may cost so much
 
@@ -80,7 +82,10 @@ class OwnedSearch:
         held = sum(max(self.most_part(0, g.usable_bytes), 0) * len(g.names) for g in self.groups)
         if held < WHOLE or not any(able):
             return None
+        many = len(self._usable) > _FEW_DEVICES
         for some, counts in self._sets():
+            if many and best is not None and len(self._prices) > _FEW_PRICED:
+                break
             if any(k and not can for k, can in zip(some, able, strict=True)):
                 continue
             for draft in self._drafts(some, counts, best):
@@ -359,7 +364,7 @@ class OwnedSearch:
 
     def _polished(self, best: OwnedPlan) -> OwnedPlan:
         """Move parts, samples and micro-batches while that helps."""
-        budget = _MOST_PRICED
+        budget = _MOST_PRICED if len(self._usable) <= _FEW_DEVICES else _FEW_PRICED
         improved = True
         while improved and budget > 0:
             improved = False
