@@ -11,6 +11,8 @@ from evener.core.routes import Routes, StageRoute
 from evener.cost.exchange import sums_of
 from evener.cost.model import CostModel
 from evener.cost.owned_actions import owned_costs
+from evener.cost.resident_memory import resident_peak
+from evener.cost.residing import in_words, resident
 from evener.schedules.costs import Costs, Memory, Reduction, Wire
 
 HALF = 0.5
@@ -78,6 +80,9 @@ class _Conversion:
                 for samples in self._sizes(route, name):
                     forward, backward = (float(x[first:last].sum()) for x in table.seconds(samples))
                     again = forward if route.stage.recompute else 0.0
+                    if route.stage.residence:
+                        told = resident(self.model, route.stage, name, samples)
+                        forward, backward, again = told.forward_s, told.backward_s, 0.0
                     weight = HALF * backward
                     seconds = {
                         "F": forward,
@@ -107,17 +112,29 @@ class _Conversion:
         kind = self.device(name).kind
         step = self.model.step(kind)
         held: dict[int, float] = {}
+        on_host = 0.0
         for route in self.holdings(name):
             first, last = self.span(route)
+            if route.stage.residence:
+                samples = max(self._sizes(route, name), default=1)
+                told = resident(self.model, route.stage, name, samples)
+                on_host += told.update_s
+                continue
             if step and last - first == self.model.bytes.num_layers:
                 return step.update_s
             table = self.model.layers(kind, self.degree(route, name)).update_s
             held |= {i: float(table[i]) for i in range(first, last)}
-        return sum(held.values())
+        return sum(held.values()) + on_host
 
     def overhead_s(self, name: str) -> float:
         step = self.model.step(self.device(name).kind)
-        return (step.overhead_s if step else 0.0) + self.model.trainer.step_s
+        fixed = (step.overhead_s if step else 0.0) + self.model.trainer.step_s
+        for route in self.holdings(name):
+            if route.stage.residence:
+                told = resident(self.model, route.stage, name, max(self._sizes(route, name), default=1))
+                fixed += told.first_s
+                self.notes[in_words(told, route.stage, name)] = None
+        return fixed
 
     def wires(self) -> dict[tuple[str, str], Wire]:
         pairs = {
@@ -204,6 +221,12 @@ class _Conversion:
         fixed, saved = 0.0, {}
         for route in self.holdings(name):
             first, last = self.span(route)
+            if route.stage.residence:
+                samples = max(self._sizes(route, name), default=0)
+                one, two = (self._resident_bytes(route, samples, n) for n in (1, 2))
+                saved[route.number] = (two - one) / max(samples, 1)
+                fixed += one - (two - one)
+                continue
             tables = self.model.bytes_at(self.degree(route, name))
             held |= {i: float(tables.fixed(np.int64(i), i + 1)) for i in range(first, last)}
             none, one = (
@@ -214,6 +237,17 @@ class _Conversion:
             fixed += none * max(self._sizes(route, name), default=0)
         fixed += sum(held.values())
         return Memory(limit_bytes=_limit_bytes(device, margin), fixed_bytes=fixed, saved_bytes=saved)
+
+    def _resident_bytes(self, route: StageRoute, samples: int, in_flight: int) -> float:
+        return resident_peak(
+            self.model.bytes,
+            list(self.model.places),
+            self.span(route),
+            samples,
+            in_flight,
+            str(route.stage.residence),
+            recompute=route.stage.recompute,
+        )
 
 
 def _limit_bytes(device: Device, margin: float) -> float | None:

@@ -7,7 +7,7 @@ This is the one judge of plans: whatever a search believes, its result is evalua
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,12 +20,18 @@ from evener.cost.model import CostModel
 from evener.cost.owned import play_owned
 from evener.cost.pipeline import StageTimes, held_at_both_ends, one_f_one_b
 from evener.cost.reduce import Holder, Sums, reduction_ends
+from evener.cost.resident_memory import resident_peak
+from evener.cost.residing import resident
 from evener.cost.several import play, run_several
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineCost:
-    """Seconds and bytes of one pipeline by stage and share; `ends_s` is when a stage's last backward ends."""
+    """Seconds and bytes of one pipeline by stage and share; `ends_s` is when a stage's last backward ends.
+
+    `exposed_s` is what computing waits for the host, in all micro-batches and at the step's begin: part of
+    `compute_s` and of what `start_s` has as overhead.
+    """
 
     spans: tuple[tuple[int, int], ...]
     times: tuple[StageTimes, ...]
@@ -35,6 +41,7 @@ class PipelineCost:
     compute_s: dict[str, float]
     start_s: dict[str, tuple[float, float]]
     own_end_s: dict[str, float]
+    exposed_s: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def end_s(self) -> float:
@@ -85,6 +92,11 @@ def evaluate(model: CostModel, plan: Plan) -> PlanCost:
                 "wait": compute_end - cost.own_end_s[name],
                 "reduce": step - compute_end,
             }
+            if name in cost.exposed_s:
+                often, first = cost.exposed_s[name]
+                seconds[name]["compute"] -= often
+                seconds[name]["overhead"] -= first
+                seconds[name]["transfer"] = often + first
     memory = {name: b for c in costs for name, b in c.memory_bytes.items()}
     return PlanCost(step_s=step, compute_end_s=compute_end, seconds=seconds, memory_bytes=memory)
 
@@ -153,6 +165,7 @@ def _apart(model: CostModel, pipeline: Pipeline) -> PipelineCost:
     )
     ends = one_f_one_b(held_at_both_ends(times) if model.trainer.blocking_sends else times, len(sizes))
     holders, memory, compute, own_end = [], {}, {}, {}
+    exposed: dict[str, tuple[float, float]] = {}
     for k, (stage, span) in enumerate(zip(pipeline.stages, spans, strict=True)):
         in_flight = min(len(spans) - k, len(sizes))
         parts = apportion(sizes[-1], [s.samples for s in stage.shares])
@@ -175,6 +188,9 @@ def _apart(model: CostModel, pipeline: Pipeline) -> PipelineCost:
                 own_end[name] = ends[k]
                 memory[name] = _bytes(model, stage, span, share.samples, in_flight, kind, degree)
                 work = [full[k][which], last[k][which]]
+                if stage.residence:
+                    told = resident(model, stage, name, share.samples)
+                    exposed[name] = len(sizes) * told.exposed_s, told.first_s
                 compute[name] = (len(sizes) - 1) * sum(work[0]) + sum(work[1])
     return PipelineCost(
         spans=spans,
@@ -185,6 +201,7 @@ def _apart(model: CostModel, pipeline: Pipeline) -> PipelineCost:
         compute_s=compute,
         start_s={n: v for row in starts for n, v in row.items()},
         own_end_s=own_end,
+        exposed_s=exposed,
     )
 
 
@@ -201,6 +218,10 @@ def _stage(model: CostModel, stage: Stage, span: tuple[int, int], size: int) -> 
         f, b = float(forward[first:last].sum()), float(backward[first:last].sum())
         step = model.step(kind) if first == 0 else None
         waits = float(step.input_s[min(samples, step.largest)]) if step else 0.0
+        if stage.residence:
+            told = resident(model, stage, share.devices[0], samples)
+            rows.append((told.forward_s + waits, told.backward_s))
+            continue
         rows.append((f + waits, b + f if stage.recompute else b))
     return rows
 
@@ -229,7 +250,11 @@ def _starts(model: CostModel, stage: Stage, span: tuple[int, int]) -> dict[str, 
             step = model.step(kind)
             if step and span == (0, model.bytes.num_layers):
                 update = step.update_s
-            found[name] = (update, (step.overhead_s if step else 0.0) + model.trainer.step_s)
+            fixed = (step.overhead_s if step else 0.0) + model.trainer.step_s
+            if stage.residence:
+                told = resident(model, stage, name, share.samples)
+                update, fixed = told.update_s, fixed + told.first_s
+            found[name] = (update, fixed)
     return found
 
 
@@ -242,6 +267,16 @@ def _bytes(
     kind: str,
     degree: int,
 ) -> float:
+    if stage.residence:
+        return resident_peak(
+            model.bytes,
+            list(model.places),
+            span,
+            samples,
+            in_flight,
+            stage.residence,
+            recompute=stage.recompute,
+        )
     step = model.step(kind) if span == (0, model.bytes.num_layers) and degree == 1 else None
     if step and step.peak_bytes.any() and samples <= step.largest and not stage.recompute:
         return float(step.peak_bytes[samples])

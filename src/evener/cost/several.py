@@ -13,6 +13,7 @@ from evener.core.routes import Routes, StageRoute
 from evener.cost.actions import plan_costs
 from evener.cost.memory import StageMemory, stage_memory
 from evener.cost.model import CostModel
+from evener.cost.resident_memory import resident_peak
 from evener.errors import UsageError
 from evener.schedules.make import make
 from evener.schedules.timing import Moment, times
@@ -73,19 +74,40 @@ def _peak_bytes(model: CostModel, routes: Routes, device: str, row: Sequence[Mom
     """
     stages = {r.number: r for r in routes.stages if device in r.devices}
     held, most = 0.0, 0.0
-    for first, last, degree in _runs(model, stages.values(), device):
+    there = [r for r in stages.values() if r.stage.residence is None]
+    for first, last, degree in _runs(model, there, device):
         data = model.bytes_at(degree)
         held += float(data.held(first, last))
         most += float(data.held(first, last) + data.update[last] - data.update[first])
-    flying = dict.fromkeys(stages, 0)
+    flying = Counter(dict.fromkeys(stages, 0))
     for moment in row:
         stage = moment.action.stage or 0
         flying[stage] += moment.action.type == "F"
         holding = {k: _memory(model, stages[k], device, n) for k, n in flying.items() if n}
         kept = sum(m.activations + m.boundary for m in holding.values())
-        most = max(most, held + kept + holding[stage].transient)
+        most = max(most, held + kept + holding[stage].transient + _resident(model, stages, device, flying))
         flying[stage] -= moment.action.type in ("B", "W")
     return most
+
+
+def _resident(model: CostModel, stages: dict[int, StageRoute], device: str, flying: Counter[int]) -> float:
+    """What stages with a residence hold beyond activations, each as if it were at work."""
+    found = 0.0
+    for number, route in stages.items():
+        if route.stage.residence:
+            n, samples = max(flying[number], 1), _share(route, device).samples
+            whole = resident_peak(
+                model.bytes,
+                list(model.places),
+                model.span(route.stage),
+                samples,
+                n,
+                route.stage.residence,
+                recompute=route.stage.recompute,
+            )
+            acts = _memory(model, route, device, n) if flying[number] else None
+            found += max(whole - (acts.activations + acts.boundary if acts else 0.0), 0.0)
+    return found
 
 
 def _memory(model: CostModel, route: StageRoute, device: str, in_flight: int) -> StageMemory:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from evener.core.exchange import Exchange
 from evener.core.fleet import REHEARSED, Device, Fleet
+from evener.core.residence import host_bytes_per_s
 from evener.core.seams import Channel, Driver, Wire
 from evener.errors import UsageError
 from evener.rehearsal.channel import PacedChannel, SharedLines
@@ -161,7 +162,9 @@ def _open_card(device: Device, fleet: Fleet | None, *, timed: bool) -> Site:
         expandable=expandable_segments(os.environ),
         timed=timed,
     )
-    return Site(device, card.torch_device, CardDriver(card))
+    rate = host_bytes_per_s(fleet, device.name) if fleet else None
+    driver = CardDriver(card, host_bytes_per_s=rate.value if rate else None)
+    return Site(device, card.torch_device, driver)
 
 
 def backend_of(fleet: Fleet, used: tuple[str, ...]) -> str:

@@ -1,0 +1,111 @@
+"""Bytes of a device that runs a stage whose parameters, or whose optimiser, live on the host.
+
+                  on the device
+host-optimizer    parameters, gradients, activations
+host              two layers' parameters and, in backward, two layers' gradients; activations; buffers
+"""
+
+import numpy as np
+
+from evener.core.residence import run_whole
+from evener.cost.memory import ModelBytes
+
+
+def resident_peaks(
+    data: ModelBytes,
+    names: list[str],
+    samples: int,
+    in_flight: int,
+    residence: str,
+    *,
+    recompute: bool = False,
+) -> np.ndarray:
+    """Entry (i, j): the most that a device holds of layers i..j-1 with `samples` of each micro-batch.
+
+    With "host-optimizer" what it holds anyhow less the state and what its step takes. With "host", while
+    layer k runs backward:
+
+        saved up to it + its work + P_k + max(P_(k-1) + G_k + G_(k+1), P_(k+1)) + buffers and what stays
+
+    Example: three layers of 100 bytes of parameters and of gradients that save 10 each, one sample: the last
+    holds 30 + 100 + 100 + 100 (nothing is behind it), the middle one 20 + 100 + 100 + 200 = 420.
+    """
+    count = data.num_layers + 1
+    if residence == "host-optimizer":
+        i, j = np.arange(count)[:, None], np.arange(count)[None, :]
+        acts = data.fixed(i, j) - (data.optimizer[j] - data.optimizer[i])
+        more = 0 if recompute else in_flight - 1
+        acts = acts + more * (data.kept[j] - data.kept[i])
+        return acts + samples * data.per_sample(i, j, in_flight, recompute=recompute)
+    whole = np.array(run_whole(names))
+    layers = _Layers(data, whole, samples, recompute=recompute)
+    table = np.zeros((count, count))
+    for first in range(count - 1):
+        for last in range(first + 1, count):
+            table[first, last] = layers.peak(first, last, in_flight)
+    return table
+
+
+def resident_peak(
+    data: ModelBytes,
+    names: list[str],
+    span: tuple[int, int],
+    samples: int,
+    in_flight: int,
+    residence: str,
+    *,
+    recompute: bool = False,
+) -> float:
+    """`resident_peaks` of one run of layers."""
+    i, j = span
+    if residence == "host":
+        whole = np.array(run_whole(names))
+        return _Layers(data, whole, samples, recompute=recompute).peak(i, j, in_flight)
+    first, last = np.int64(i), np.int64(j)
+    state = float(data.optimizer[j] - data.optimizer[i])
+    more = 0 if recompute else in_flight - 1
+    acts = float(data.fixed(first, last)) + more * float(data.kept[j] - data.kept[i])
+    acts += samples * float(data.per_sample(first, last, in_flight, recompute=recompute))
+    return acts - state
+
+
+class _Layers:
+    """What each layer takes, for one size of micro-batch."""
+
+    def __init__(self, data: ModelBytes, whole: np.ndarray, samples: int, *, recompute: bool) -> None:
+        self._data, self._recompute = data, recompute
+        held, made = np.diff(data.parameters), np.diff(data.gradients)
+        steps = np.arange(data.num_layers)
+        self._moves = np.where(whole, held, 0.0)
+        self._stays = np.concatenate([[0.0], (held - self._moves).cumsum()])
+        self._made = made
+        self._saved = samples * np.diff(data.saved) + np.diff(data.kept)
+        work = samples * data.transient[steps, steps + 1] + data.transient_fixed[steps, steps + 1]
+        self._work = work
+        entering = np.concatenate([[data.input], data.output[:-1]]) * samples
+        self._entering = entering
+        self._samples = samples
+
+    def peak(self, i: int, j: int, in_flight: int) -> float:
+        kept = self._entering[i:j] if self._recompute else self._saved[i:j]
+        own = self._saved[i:j] if self._recompute else 0.0
+        upto = kept.cumsum()
+        moves, made = self._moves[i:j], self._made[i:j]
+        before, behind = np.append(0.0, moves[:-1]), np.append(moves[1:], 0.0)
+        leaving = np.append(made[1:], 0.0)
+        at = upto + own + self._work[i:j] + moves + np.maximum(before + made + leaving, behind)
+        whole = float(at.max()) + (in_flight - 1) * float(upto[-1])
+        return whole + self._ends(i, j, in_flight) + self._always(i, j)
+
+    def _always(self, i: int, j: int) -> float:
+        return float(self._data.buffers[j] - self._data.buffers[i] + self._stays[j] - self._stays[i])
+
+    def _ends(self, i: int, j: int, in_flight: int) -> float:
+        """What crosses the stage's ends, as for a stage that is on the device."""
+        data, first, last = self._data, np.int64(i), np.int64(j)
+        if not data.counted:
+            entering = float(data.output[i - 1]) if i else 0.0
+            return 2 * self._samples * (entering + float(data.output[j - 1]))
+        given_back = float(data.output[j - 1]) if j < data.num_layers else 0.0
+        ends = in_flight * float(data.at_ends(first, last, recompute=self._recompute))
+        return self._samples * (ends + given_back)

@@ -1,0 +1,185 @@
+"""Seconds of a stage whose parameters, or whose optimiser, live on the host; see `core.plan.Stage`.
+
+forward    c0 │ c1 │ c2 │          computing layer k, layer k+1 comes: max(c_k, x_(k+1)) each
+in            x1 │ x2 │ x3
+backward   b3 │ b2 │ b1 │ b0       the same with k-1; behind it gradients go (g) and are added on the host (a)
+out             g3 │ g2 │ g1 │ g0
+host               a3 │ a2 │ a1 │ a0
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evener.core.figures import Curve
+from evener.core.plan import Stage
+from evener.core.residence import host_bytes_per_s, run_whole, step_passes
+from evener.cost.model import CostModel
+from evener.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRoad:
+    """Seconds between a device and its host, by layer: parameters in (`x`), gradients out (`g`) and added on
+    the host (`a`); and the host's rate in bytes a second.
+    """
+
+    x: np.ndarray
+    g: np.ndarray
+    a: np.ndarray
+    host_bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resident:
+    """Seconds of a stage with a residence on one device, for one micro-batch and once a step.
+
+    `first_s` is what the step's first forward takes beyond `forward_s`: nothing is on the device yet.
+    `exposed_s` is the part of a micro-batch, and `first_s`, that computing waits for copies.
+    """
+
+    forward_s: float
+    backward_s: float
+    first_s: float
+    update_s: float
+    exposed_s: float
+
+
+def road_of(model: CostModel, name: str) -> HostRoad:
+    """The way between device `name` and its host. UsageError where the fleet names no link between them."""
+    link, rate = model.fleet.host_link(name), host_bytes_per_s(model.fleet, name)
+    if link is None or rate is None:
+        raise UsageError(
+            f"{name} keeps parameters or state on its host, and the fleet names no link between them",
+            remedy=f"a link of {name} and its host in the fleet file, or no residence for its stages",
+        )
+    data = model.bytes
+    whole = np.array(run_whole([x.name for x in model.profile.layers]))
+    moved = np.where(whole, np.diff(data.parameters), 0.0)
+    return HostRoad(
+        x=_seconds(link.curve, moved),
+        g=_seconds(link.curve, np.diff(data.gradients)),
+        a=3 * np.diff(data.gradients) / rate.value,
+        host_bytes_per_s=rate.value,
+    )
+
+
+def _seconds(curve: Curve, sizes: np.ndarray) -> np.ndarray:
+    return np.array([curve.seconds(float(n)) if n else 0.0 for n in sizes])
+
+
+def forward_s(c: Sequence[float], x: Sequence[float], there: Sequence[int]) -> float:
+    """Seconds of a forward through layers that take `c` to compute and `x` to come.
+
+    `there` are those on the device at its begin. Layer k+1 is sent for when layer k begins. Example: three
+    layers of c = 2, x = 3, the first two there: 2 + max(2, 3) + 2 = 7; with none there 3 + 3 + 3 + 2 = 11.
+    """
+    ready = dict.fromkeys(there, 0.0)
+    now = engine = 0.0
+
+    def send_for(k: int, since: float) -> None:
+        nonlocal engine
+        if k not in ready:
+            engine = ready[k] = max(since, engine) + x[k]
+
+    for k in range(len(c)):
+        send_for(k, now)
+        now = max(now, ready[k])
+        if k + 1 < len(c):
+            send_for(k + 1, now)
+        now += c[k]
+    return now
+
+
+def backward_s(b: Sequence[float], x: Sequence[float], g: Sequence[float], a: Sequence[float]) -> float:
+    """Seconds of a backward through layers that take `b` to compute, `x` to come, and whose gradients take
+    `g` to leave and `a` to be added on the host.
+
+    The last two are there. The host adds a layer's gradients before those of the next one leave. Example: b =
+    2, x = 3, g = 3, a = 1 for three layers: they begin at 0, 2 and 6 (the host adds those of the first until
+    then); the last gradients leave at 10, when those before are added, and are added themselves at 14.
+    """
+    ready = dict.fromkeys(range(max(len(b) - 2, 0), len(b)), 0.0)
+    now = engine = out = host = 0.0
+    landing: tuple[float, float] | None = None
+    for k in range(len(b) - 1, -1, -1):
+        begin = max(now, host, ready[k])
+        if k - 1 >= 0 and k - 1 not in ready:
+            engine = ready[k - 1] = max(begin, engine) + x[k - 1]
+        now = begin + b[k]
+        if not g[k]:
+            continue
+        if landing is not None:
+            host = max(host, landing[0]) + landing[1]
+        out = max(now, out, host) + g[k]
+        landing = out, a[k]
+    if landing is not None:
+        host = max(host, landing[0]) + landing[1]
+    return max(now, host, engine)
+
+
+def resident(model: CostModel, stage: Stage, name: str, samples: int) -> Resident:
+    """Seconds of `stage`, which has a residence, on device `name` for `samples` of a micro-batch.
+
+        update = passes · bytes / host rate; with "host-optimizer" gradients out before it
+        first  = a forward with nothing there - one with the first two there
+
+    UsageError for a tensor-parallel group, or without a link to the host.
+    """
+    first, last = model.span(stage)
+    if any(len(s.devices) > 1 for s in stage.shares if name in s.devices):
+        raise UsageError(
+            f"{name} is in a tensor-parallel group, whose parts do not live on hosts",
+            remedy="no residence for that stage, or one device",
+        )
+    return _made(model, name, first, last, samples, str(stage.residence), stage.recompute)
+
+
+def _made(
+    model: CostModel, name: str, first: int, last: int, samples: int, residence: str, again: bool
+) -> Resident:
+    road = road_of(model, name)
+    forward, backward = model.layers(model.fleet.device(name).kind).seconds(samples)
+    c, b = (list(map(float, s[first:last])) for s in (forward, backward))
+    if again:
+        b = [x + y for x, y in zip(b, c, strict=True)]
+    x, g, a = (list(map(float, s[first:last])) for s in (road.x, road.g, road.a))
+    data = model.bytes
+    held, made, state = (float(s[last] - s[first]) for s in (data.parameters, data.gradients, data.optimizer))
+    update = step_passes(state / held if held else 0.0) * held / road.host_bytes_per_s
+    cold = forward_s(c, x, ())
+    if residence == "host-optimizer":
+        link = model.fleet.host_link(name)
+        assert link is not None
+        out = link.curve.seconds(made) if made else 0.0
+        return Resident(
+            forward_s=sum(c),
+            backward_s=sum(b),
+            first_s=cold - sum(c),
+            update_s=update + out,
+            exposed_s=0.0,
+        )
+    warm, back = forward_s(c, x, (0, 1)), backward_s(b, x, g, a)
+    return Resident(
+        forward_s=warm,
+        backward_s=back,
+        first_s=cold - warm,
+        update_s=update,
+        exposed_s=warm - sum(c) + back - sum(b),
+    )
+
+
+def in_words(told: Resident, stage: Stage, name: str) -> str:
+    """What a residence does to the steps of device `name`, in a sentence."""
+    if stage.residence == "host-optimizer":
+        return (
+            f"{name}: the optimiser of {len(stage.layers)} layers steps on the host in "
+            f"{told.update_s * 1e3:.4g} ms, gradients on their way there included; parameters come back "
+            f"behind the next forward, which waits {told.first_s * 1e3:.4g} ms for them"
+        )
+    return (
+        f"{name}: {len(stage.layers)} layers come from the host one ahead of their use; computing waits "
+        f"{told.exposed_s * 1e3:.4g} ms in each micro-batch and {told.first_s * 1e3:.4g} ms at a step's "
+        f"begin; the optimiser steps there in {told.update_s * 1e3:.4g} ms"
+    )
