@@ -51,7 +51,7 @@ class Decision(Value, frozen=True, kw_only=True):
     `plan` is the one to go on with, `gain_s` what each step saves, `move_s` what going there costs once.
     """
 
-    do: Literal["keep", "micro-batches", "layers"]
+    do: Literal["keep", "micro-batches", "recompute", "layers"]
     plan: Plan
     why: str
     gain_s: float = 0.0

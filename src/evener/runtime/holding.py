@@ -1,9 +1,9 @@
 """What the steps of one device have in common: what it holds, how it reaches the others, and its samples."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
@@ -72,6 +72,11 @@ class Holding:
     homes: Homes = field(default_factory=Homes)
     owned: Owned | None = None  # this device's part of state that is held in parts
     ahead: Lookahead | None = None
+
+    def recompute(self, stages: Mapping[int, bool]) -> None:
+        """From the next micro-batch on recompute in those stages that say so; parameters stay as they are."""
+        for number, part in self.parts.items():
+            self.parts[number] = replace(part, recompute=stages[number])
 
 
 class Portions(Protocol):

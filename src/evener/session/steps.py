@@ -9,7 +9,7 @@ from torch import nn
 
 from evener.core.actions import Schedule
 from evener.core.membership import Ballot
-from evener.core.order import global_batch_at, with_micro_batch
+from evener.core.order import global_batch_at
 from evener.core.plan import Plan
 from evener.core.records import StepRecord, TableRecord
 from evener.core.seams import Wire
@@ -27,6 +27,7 @@ from evener.session.playbook import Playbook
 from evener.session.precision import needs_loss_scale
 from evener.session.profiled import StepProfiler
 from evener.session.recipe import Recipe
+from evener.session.relieving import Relieve, unpriced
 from evener.session.scopes import Scopes
 from evener.session.scripted import Scripted
 from evener.session.site import Site
@@ -93,6 +94,7 @@ class Steps:
         self._unrecorded: StepResult | None = None
         self.notice: Callable[[], int] = lambda: 0
         self.at_boundary: Callable[[int], None] = lambda number: None
+        self.relieve: Relieve = unpriced
         self.decisions: list[str] = []
         self.adapter: Adapter | None = None
         self.profiler: StepProfiler | None = None
@@ -120,7 +122,7 @@ class Steps:
                 yield record_of(late, result.totals.seconds_before)
             if result.verdict.do == "shrink":
                 self._shrink(result)
-                continue  # the same samples again, in smaller micro-batches
+                continue  # the same samples again
             if result.verdict.do == "stop":
                 raise NonFiniteError(
                     result.verdict.reason,
@@ -214,6 +216,7 @@ class Steps:
         self.scopes.hand_out()
         self._timetable = self._timetable.after_shrinking()
         self.plan, self.since = plan, self.number
+        self.layout.holding.recompute({n: stage.recompute for n, _, stage in plan.numbered_stages()})
         self._open_plan()
         if self._feed:
             self._feed.close()  # what was read ahead belongs to the shares before
@@ -283,36 +286,11 @@ class Steps:
             )
 
     def _shrink(self, result: StepResult) -> None:
-        """Halve the micro-batch of pipelines that ran out of memory; everybody then redoes the step."""
-        pipelines = list(self.plan.pipelines)
-        for i, pipeline in enumerate(pipelines):
-            short = ", ".join(d for d in pipeline.devices if d in result.verdict.devices)
-            if short:
-                least = max(len(stage.shares) for stage in pipeline.stages)
-                if pipeline.micro_batch == least:
-                    raise OutOfMemoryError(
-                        f"{short} runs out of memory even with one sample at a time",
-                        remedy="leave the device out, or a smaller model",
-                    )
-                smaller = max(pipeline.micro_batch // 2, least)
-                pipelines[i] = with_micro_batch(pipeline, smaller)
-                self.decisions.append(
-                    f"step {result.number}: {short} ran out of memory with micro-batch "
-                    f"{pipeline.micro_batch}; all redo the step, it goes on with {smaller}"
-                )
-        self.adopt(msgspec.structs.replace(self.plan, pipelines=tuple(pipelines)))
+        """Devices ran out of memory: everybody redoes the step, in smaller micro-batches or recomputing."""
+        decision = self.relieve(self.plan, result.verdict.devices, result.number)
+        if decision.do == "keep":
+            raise OutOfMemoryError(decision.why, remedy="leave the device out, or a smaller model")
+        self.decisions.append(f"step {result.number}: {decision.why}")
+        self.adopt(decision.plan)
         if self.site.torch_device.type != "cpu":
             torch.accelerator.empty_cache()
-
-
-def _record(result: StepResult, seconds: dict[str, dict[str, float]]) -> StepRecord:
-    ok = result.verdict.do == "apply"
-    return StepRecord(
-        step=result.number,
-        samples=result.samples,
-        step_s=result.step_s,
-        loss=result.totals.loss if ok else None,
-        lr=next(iter(result.totals.learning_rate.values())),
-        seconds=seconds,
-        skipped="" if ok else result.verdict.reason,
-    )

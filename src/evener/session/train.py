@@ -22,6 +22,7 @@ from evener.session.members.copying import Copying
 from evener.session.members.member import Generation, Member
 from evener.session.moving import mover_of
 from evener.session.profiled import write_profiled
+from evener.session.relieving import priced
 from evener.session.scripted import begin_script, scripted
 from evener.session.stealing import Stealing
 from evener.session.steps import Steps
@@ -134,6 +135,8 @@ def _prepare_for_change(member: Member, generation: Generation) -> None:
     profile = member.profile if leads else None
     steps.adapter, why_not = adapter_of(request, fleet, steps.plan, holding.wire, profile)
     steps.decisions += [why_not] if why_not and generation.number == 1 else []
+    if steps.layout.apart is None:  # else only a part of the devices redoes a step
+        steps.relieve = priced(holding.wire, fleet, profile, leads=leads)
     if member.faults is None:
         member.faults = begin_script(request, steps.site)
     steps.scripted = scripted(

@@ -10,9 +10,11 @@ from evener.core.catalogue import FleetFile, FleetLine, Scale, resolved
 from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.cost.evaluate import CostModel, evaluate
 from evener.session.exactness import verify
 from evener.session.keep import first_gradients
 from evener.session.launch import launch
+from evener.session.measure import profile_recipe
 from evener.session.request import Request
 
 SCRIPT = """
@@ -22,7 +24,8 @@ from torch import nn
 def recipe():
     torch.manual_seed(1)
     x, y = torch.randn(960, 200), torch.randint(0, 3, (960,))
-    layers = [nn.Linear(200, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 3)]
+    hidden = [m for _ in range({hidden}) for m in (nn.Linear(400, 400), nn.Tanh())]
+    layers = [nn.Linear(200, 400), nn.Tanh(), *hidden, nn.Linear(400, 3)]
     return ev.Recipe(model=nn.Sequential(*layers), dataset=list(zip(x, y)), loss=nn.CrossEntropyLoss(),
                      global_batch={global_batch}, max_norm=1.0, optimizer=lambda p: {optimizer})
 """
@@ -44,7 +47,9 @@ def request_for(folder: Path, cards: Fleet, **more: object) -> Request:
     script = folder / "job.py"
     global_batch = more.pop("batch", 96)
     optimizer = "torch.optim.SGD(p, lr=0.1)" if global_batch > 96 else "torch.optim.AdamW(p, lr=1e-3)"
-    script.write_text(SCRIPT.format(global_batch=global_batch, optimizer=optimizer), encoding="utf-8")
+    hidden = more.pop("hidden", 1)
+    text = SCRIPT.format(global_batch=global_batch, optimizer=optimizer, hidden=hidden)
+    script.write_text(text, encoding="utf-8")
     return Request(
         fleet=cards,
         rehearse=True,
@@ -119,3 +124,48 @@ def test_running_out_of_memory_ends_in_smaller_micro_batches_and_the_same_gradie
     (ours, *_), (wanted, *_) = first_gradients(tight), first_gradients(roomy)
     for name, gradient in wanted.items():
         torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-7)
+
+
+def in_turns(micro_batch: int) -> Plan:
+    """Two stages, the first with 12 of 13 layers and two micro-batches in flight."""
+    names = tuple(map(str, range(13)))
+    stages = tuple(
+        Stage(layers=layers, shares=(Share(devices=(device,), samples=micro_batch),))
+        for layers, device in ((names[:12], "lab/gpu0"), (names[12:], "lab/gpu1"))
+    )
+    pipeline = Pipeline(samples=960, micro_batch=micro_batch, stages=stages)
+    return Plan(global_batch=960, pipelines=(pipeline,), schedule="1f1b")
+
+
+def test_the_cheaper_way_out_of_a_full_memory_is_taken_and_the_gradient_stays(tmp_path: Path) -> None:
+    """Halves of 480 samples still fill the card; those of 240 mostly move weights: recompute is cheaper."""
+    cards = fleet(slower=300.0, smaller=64.0)
+    wishes = {"steps": 2, "keep_gradient": True, "dropout": False, "batch": 960, "hidden": 5}
+    profile = profile_recipe(
+        request_for(tmp_path, cards, **wishes).script,
+        fleet=cards,
+        rehearse=True,
+        micro_batches=(120, 240, 480),
+        seed=0,
+        budget_s=10.0,
+        report=lambda text: None,
+    )
+    wishes["profile"] = profile
+    roomy = tmp_path / "roomy"
+    roomy.mkdir()
+    launch(request_for(roomy, cards, plan=in_turns(480), **wishes))
+    for micro_batch, way in ((480, "goes on with 240,"), (240, "recompute in stage 0,")):
+        folder = tmp_path / str(micro_batch)
+        folder.mkdir()
+        plan = in_turns(micro_batch)
+        needed = evaluate(CostModel(fleet=cards, profile=profile), plan).memory_bytes["lab/gpu0"]
+        cap = Figure(value=0.965 * needed, source="assumed")
+        tight = replace(cards.devices[0], memory_bytes=cap, framework_bytes=None)
+        both = replace(cards, devices=(tight, cards.devices[1]))
+        outcome = launch(request_for(folder, both, plan=plan, **wishes))
+        told = [d for d in outcome.decisions if "lab/gpu0 ran out of memory" in d]
+        assert told and all(way in d and "predicted" in d for d in told), outcome.decisions
+        assert outcome.peak_bytes["lab/gpu0"].value < cap.value
+        (ours, *_), (wanted, *_) = first_gradients(folder), first_gradients(roomy)
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-7)
