@@ -6,17 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import nn
 
-from evener.core.fewer import Fewer
+from evener.core.fewer import Fewer, fewer_in
 from evener.core.fleet import Device, Fleet
 from evener.core.order import epoch_order, global_batch_at
 from evener.core.plan import Pipeline, Plan, Reduction, Share, Stage
+from evener.core.split import apportion
+from evener.errors import EvenerError, NonFiniteError, PlanMismatchError, UsageError
+from evener.runtime.checkpoints.folder import checkpoints_in
 from evener.session.conclude import Outcome
 from evener.session.keep import PARAMETER_FILE
 from evener.session.launch import launch
 from evener.session.request import Request
+from evener.session.save_rule import Keep, rule_of
 from tests.reference import relative_error
 
 A, B, C = "h1/a", "h1/b", "h2/c"
@@ -107,8 +112,6 @@ def batches(steps: int, batch: int = BATCH) -> list[list[int]]:
 
 def shards(indices: list[int], parts: dict[str, int]) -> tuple[list[int], list[int]]:
     """Those of host h1 and of h2, in the plan's proportion: 8 samples as 3 + 2 and 3, 6 as 2 + 2 and 2."""
-    from evener.core.split import apportion
-
     sizes = apportion(len(indices), list(parts.values()))
     first = sum(sizes[:2])
     return indices[:first], indices[first:]
@@ -221,3 +224,86 @@ def test_a_host_without_samples_goes_along(tmp_path: Path) -> None:
     plan = plan_with(Fewer(how="local", every=2), shares=parts)
     _, got = trained(request_for(tmp_path, plan, 4))
     assert relative_error(got, plain_local(4, 2, 0.7, 0.9, SGD, parts)) <= 1e-12
+
+
+def test_a_group_whose_weights_are_nan_is_left_out_and_goes_on_from_the_others(tmp_path: Path) -> None:
+    """From step 1 on h2's gradients are infinite; its part of rounds does not count, and all end alike."""
+    change = (
+        "import os; seen = []\n"
+        "    if os.environ.get('RANK') == '2':\n"
+        "        model[0].weight.register_hook(lambda g: seen.append(1) or (g if len(seen) < 4 else g / 0.0))"
+    )
+    plan = plan_with(Fewer(how="local", every=2, rate=1.0, momentum=0.0))
+    request = request_for(tmp_path, plan, 4, change=change, options='on_non_finite="skip"')
+    outcome, got = trained(request)
+    assert all(torch.isfinite(t).all() for t in got)
+    assert any("the weights of the group of h2/c are NaN or infinite" in d for d in outcome.decisions)
+
+
+@pytest.mark.parametrize("how", ["local:2", "delayed"])
+def test_nan_ends_the_run_where_it_is_not_to_be_skipped(tmp_path: Path, how: str) -> None:
+    change = (
+        "import os\n    if os.environ.get('RANK') == '2':\n"
+        "        model[0].weight.register_hook(lambda g: g / 0.0)"
+    )
+    (fewer,) = fewer_in((how,))
+    with pytest.raises(NonFiniteError, match="NaN or infinite"):
+        launch(request_for(tmp_path, plan_with(fewer), 4, change=change))
+
+
+def test_a_skipped_step_of_one_host_leaves_its_samples_out_of_a_delayed_exchange(tmp_path: Path) -> None:
+    change = (
+        "import os; seen = []\n"
+        "    if os.environ.get('RANK') == '2':\n"
+        "        model[0].weight.register_hook(lambda g: seen.append(1) or g / (len(seen) != 3))"
+    )
+    request = request_for(
+        tmp_path, plan_with(Fewer(how="delayed")), 5, change=change, options='on_non_finite="skip"'
+    )
+    _, got = trained(request)
+    assert all(torch.isfinite(t).all() for t in got)
+
+
+@pytest.mark.parametrize("how", ["local:4", "delayed"])
+def test_a_run_that_is_taken_up_ends_as_the_undisturbed_one(tmp_path: Path, how: str) -> None:
+    """Saved after step 3, in the middle of a round, or with gradients on their way; Adam's state by group."""
+    (fewer,) = fewer_in((how,))
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    saves = rule_of(3, Keep())
+    whole = request_for(first, plan_with(fewer), 7, optimizer=ADAM, checkpoint=saves)
+    outcome, want = trained(whole)
+    taken = next(c for c in checkpoints_in(first) if c.manifest.position.step == 3)
+    again = request_for(second, plan_with(fewer), 7, optimizer=ADAM, resume=str(taken.path))
+    outcome, got = trained(again)
+    assert not any("from here on" in d for d in outcome.decisions)
+    assert relative_error(got, want) <= 1e-14
+
+
+def test_a_checkpoint_of_other_groups_is_taken_up_openly(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    trained(request_for(first, plan_with(None), 3, checkpoint=rule_of(3, Keep())))
+    plan = plan_with(Fewer(how="local", every=2, rate=1.0, momentum=0.0))
+    outcome, _ = trained(request_for(second, plan, 5, resume=str(first)))
+    assert any("hosts take steps by themselves (local:2:1:0) from here on" in d for d in outcome.decisions)
+
+
+def test_what_does_not_go_together_is_refused_with_its_name(tmp_path: Path) -> None:
+    plan = plan_with(Fewer(how="local", every=2))
+    with pytest.raises(UsageError, match="stealing"):
+        launch(request_for(tmp_path, replace(plan, steal=True), 2))
+    ringed = replace(plan, reductions=())
+    with pytest.raises(PlanMismatchError, match="not between groups"):
+        launch(request_for(tmp_path, ringed, 2))
+
+
+def test_a_group_member_that_is_lost_ends_the_job_with_a_message(tmp_path: Path) -> None:
+    change = (
+        "import os\n    if os.environ.get('RANK') == '1':\n"
+        "        seen = []\n"
+        "        model.register_forward_hook(lambda *_: seen.append(1) or len(seen) > 3 and os._exit(7))"
+    )
+    plan = plan_with(Fewer(how="local", every=3))
+    with pytest.raises(EvenerError, match="h1/b"):
+        launch(request_for(tmp_path, plan, 6, change=change, evaluate=False))

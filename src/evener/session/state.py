@@ -5,7 +5,7 @@ BatchNorm's statistics, where each device normalises by itself, differ between h
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from evener.runtime.ranks import Ranks
 from evener.runtime.state import export_state, import_state, owners
 from evener.runtime.tables.layer import table_layers
 from evener.runtime.tables.saving import export_table, import_table, refuse_files
+from evener.session.fewer_state import export_apart, import_apart, own_group_state
 from evener.session.keep import saved_tensors
 from evener.session.saver import Own
 from evener.session.steps import Steps
@@ -49,6 +50,9 @@ class JobState:
         leads = self._steps.ranks.rank == 0
         for table in tables:
             own.tensors.update(export_table(table, leads=leads))
+        if self._steps.meetings:
+            more, moved = export_apart(self._steps.meetings, held_tensors(self._steps), self.optimizer)
+            own = replace(own, tensors=own.tensors | more, moved_by_forwards=own.moved_by_forwards | moved)
         return own
 
     def manifest(self) -> Manifest:
@@ -70,7 +74,8 @@ class View:
     """What one device sees of a job's state: all names and their holders, and the tensors that it holds.
 
     `parts` is this device's part of the samples by name. `leaders` has, by layer, the one device with the
-    statistics of all waves; those of layers in `pooled` are otherwise the same on all holders.
+    statistics of all waves; those of layers in `pooled` are otherwise the same on all holders. `givers` are
+    those whose state counts as the job's, where it is not the same on all.
     """
 
     model: nn.Module
@@ -82,6 +87,7 @@ class View:
     parts: Mapping[str, float]
     leaders: Mapping[str, str] = field(default_factory=dict)
     pooled: frozenset[str] = frozenset()
+    givers: tuple[str, ...] = ()
 
 
 def view_of(steps: Steps) -> View:
@@ -98,6 +104,7 @@ def view_of(steps: Steps) -> View:
         parts=steps.parts(),
         leaders=steps.scopes.leaders,
         pooled=steps.scopes.pooled,
+        givers=steps.meetings.apart.exchange.groups[0] if steps.meetings else (),
     )
 
 
@@ -164,7 +171,7 @@ def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     check_position(manifest.position, position_of(steps), checkpoint)
     owned = steps.layout.holding.owned
     held = view_of(steps).held
-    state = read_state(checkpoint, list(held), here)
+    state = read_state(checkpoint, list(held), here) | own_group_state(steps.meetings, checkpoint)
     import_state(state, held, steps.optimizer)
     if owned:
         import_owned(owned, lambda names: read_state(checkpoint, list(names), here))
@@ -173,7 +180,8 @@ def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     steps.samples_seen, steps.number = manifest.position.samples_seen, manifest.position.step
     if steps.loss_scale and manifest.loss_scale:
         steps.loss_scale.restore(manifest.loss_scale)
-    return restore_generators(checkpoint, here, steps.site.torch_device)
+    said = import_apart(steps.meetings, checkpoint)
+    return said + restore_generators(checkpoint, here, steps.site.torch_device)
 
 
 def restore_generators(checkpoint: Checkpoint, here: str, device: torch.device) -> list[str]:
@@ -259,7 +267,7 @@ def _givers(view: View) -> dict[str, str]:
     """Which device gives each tensor away: the leader of a wave its statistics, else by bytes."""
     every = saved_tensors(view.model)
     sizes = {name: t.numel() * t.element_size() for name, t in every.items()}
-    givers = owners(view.holders, view.ranks.devices, sizes)
+    givers = owners(view.holders, view.givers or view.ranks.devices, sizes)
     for name in _statistic_names(view.model):
         layer = name.rpartition(".")[0]
         if layer in view.leaders:

@@ -66,7 +66,7 @@ class LocalSteps:
         """This group took a step of `weight` (0: it was skipped); whether all groups are to meet now."""
         self.weight += weight
         self.steps += 1
-        return self.steps == self.every
+        return self.steps >= self.every
 
     def meet(self, numbers: Tensor) -> list[str]:
         """All groups move by their mean change; called by all devices together. Sentences on what was odd.
@@ -117,6 +117,10 @@ class LocalSteps:
             self._inner.state.clear()
         end = "that work does not count, and all go on from the last agreed weights"
         return [f"{sentence}: {end}" for sentence in sentences]
+
+    def begin(self) -> None:
+        """The weights that this device has now, the same on all, are where the round begins."""
+        self.anchor.take(self._parameters)
 
     def state(self) -> dict[str, Tensor]:
         """The outer state, the same on every device: anchors and momenta by number."""
