@@ -177,15 +177,18 @@ def _result(
         prediction=prediction,
         why=f"{_sentence(best)}; {limits}",
     )
-    alternatives = [
-        Alternative(
-            name=f"state and samples {rule}",
-            step_s=priced.cost.step_s if (priced := search.by(weights)) else None,
-            samples=priced.plan.samples_by_device() if priced else {},
-            note="" if priced else "does not fit",
+    alternatives = []
+    for rule, weights in search.rules().items():
+        ways = [way for way in (s.by(weights) for s in searches.values()) if way is not None]
+        way = min(ways, key=lambda w: w.value, default=None)
+        alternatives.append(
+            Alternative(
+                name=f"state and samples {rule}",
+                step_s=way.cost.step_s if way else None,
+                samples=way.plan.samples_by_device() if way else {},
+                note="" if way else "does not fit",
+            )
         )
-        for rule, weights in search.rules().items()
-    ]
     return PlanResult(
         plan=plan,
         status="proven" if gap < 1e-9 else "within",
