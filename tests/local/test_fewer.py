@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import nn
 
+from evener.cli.verify import verdict_of
 from evener.core.fewer import Fewer, fewer_in
 from evener.core.fleet import Device, Fleet
 from evener.core.order import epoch_order, global_batch_at
@@ -18,6 +19,7 @@ from evener.core.split import apportion
 from evener.errors import EvenerError, NonFiniteError, PlanMismatchError, UsageError
 from evener.runtime.checkpoints.folder import checkpoints_in
 from evener.session.conclude import Outcome
+from evener.session.exactness import verify
 from evener.session.keep import PARAMETER_FILE
 from evener.session.launch import launch
 from evener.session.request import Request
@@ -307,3 +309,17 @@ def test_a_group_member_that_is_lost_ends_the_job_with_a_message(tmp_path: Path)
     plan = plan_with(Fewer(how="local", every=3))
     with pytest.raises(EvenerError, match="h1/b"):
         launch(request_for(tmp_path, plan, 6, change=change, evaluate=False))
+
+
+@pytest.mark.parametrize("how", ["local:2", "delayed", "accumulate:2"])
+def test_verify_holds_it_against_a_plain_loop_that_does_the_same_and_prints_the_deviation(
+    tmp_path: Path, how: str
+) -> None:
+    (fewer,) = fewer_in((how,))
+    times = fewer.every or 1 if how.startswith("accumulate") else 1
+    request = request_for(tmp_path, plan_with(fewer, times=times), 5, optimizer=ADAM)
+    found = verify(request)
+    assert found is not None and found.as_planned and not found.exact, found
+    assert found.gradient_error_float64 <= 1e-12 and found.parameter_error_float64 <= 1e-12
+    assert found.deviation is not None and 1e-3 < found.deviation < 2
+    assert "in the place of one sum a step" in verdict_of(found)

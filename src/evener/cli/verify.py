@@ -79,6 +79,8 @@ def verify(
         f"parameters after {counted(found.steps, 'step')}, float64: "
         f"{found.parameter_error_float64:.2e}   (bound 1e-10)"
     )
+    if found.deviation is not None:
+        print(f"ends {found.deviation:.2e} of the way away from one sum a step, by {found.fewer}")
     for note in found.notes:
         print(f"note: {note}")
     print(f"exact: {verdict_of(found)}")
@@ -97,6 +99,7 @@ def verdict_of(found: "Exactness") -> str:
         return "yes"
     said = [f"{precision} on {', '.join(on)}" for precision, on in found.lower_precision.items()]
     said += [f"{name} between hosts" for name in found.compressed]
+    said += [f"{found.fewer} in the place of one sum a step"] if found.fewer else []
     if not said:
         return "no"
     where = "; ".join(said)

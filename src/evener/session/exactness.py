@@ -1,6 +1,7 @@
 """`verify`: the same steps on the fleet and in a plain loop on one device, and how far apart they end."""
 
 import dataclasses
+from collections.abc import Callable
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,25 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from evener.core.exchange import exchange_of
 from evener.core.figures import Value
-from evener.core.order import resized
+from evener.core.order import epoch_order, global_batch_at, resized
 from evener.core.plan import Plan
 from evener.errors import NonFiniteError
 from evener.report.metrics import read_metrics
 from evener.runtime.compression.codec import codec_of
 from evener.runtime.dropout import dropout_keys, keyed_layers
-from evener.session.decide import DROPOUT, inexact_parts
-from evener.session.keep import PARAMETER_FILE, drop_first_gradients, first_gradients, load_weights
+from evener.session.decide import DROPOUT, inexact_parts, samples_to_train
+from evener.session.fewer_reference import PlainHost, run_hosts
+from evener.session.keep import (
+    GRADIENT_FILE,
+    PARAMETER_FILE,
+    drop_first_gradients,
+    first_gradients,
+    load_weights,
+)
 from evener.session.precision import lower_precision, precision_parts
-from evener.session.recipe import in_dtype, load_recipe, with_keys, without_dropout
+from evener.session.recipe import Recipe, in_dtype, load_recipe, with_keys, without_dropout
 from evener.session.reference import PlainLoop
 from evener.session.request import Request
 from evener.session.run import run
@@ -38,7 +47,9 @@ class Exactness(Value, frozen=True, kw_only=True):
     `lower_precision` has the devices that the plan lets compute in less than float32, by precision;
     `gradient_bound` is what `gradient_error` may be then: 1e-6 without any, else twice what one device shows
     that computes everything in that precision. `compressed` names what gradients went as between hosts, in
-    float32 only; the bound is then four times what it makes of the gradient itself. `as_planned` says that
+    float32 only; the bound is then four times what it makes of the gradient itself. `fewer` is how hosts
+    exchange less often than once a step: errors are then those from a plain loop that does the same, and
+    `deviation` is how far it ends from one sum a step, as a part of the way that goes. `as_planned` says that
     no error is beyond its bound.
     """
 
@@ -52,6 +63,8 @@ class Exactness(Value, frozen=True, kw_only=True):
     gradient_bound: float = FLOAT32_BOUND
     lower_precision: dict[str, tuple[str, ...]] = {}
     compressed: tuple[str, ...] = ()
+    fewer: str = ""
+    deviation: float | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -71,6 +84,7 @@ def verify(request: Request) -> Exactness | None:
     plan = request.plan
     notes: tuple[str, ...] = ()
     compressed: tuple[str, ...] = ()
+    deviation: float | None = None
     for dtype in ("float32", "float64"):
         folder = Path(request.run_dir) / dtype
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,15 +109,22 @@ def verify(request: Request) -> Exactness | None:
         _check_moved(folder, steps)
         assert plan is not None
         loop, ends, notes = _reference(asked, plan, steps)
+        tensors = load_file(folder / PARAMETER_FILE)
+        if plan.fewer:
+            deviation = _part_of_way(tensors, ends, asked)
+            if plan.fewer.how == "accumulate":
+                loop, ends, notes = _reference(*_at_once(asked, plan, steps))
         if dtype == "float32":
             lower = lower_precision(plan, load_recipe(request.script, request.seed))
             bound = max([bound, *(_rounding(asked, plan, p, loop.first_gradient) for p in lower)])
             compressed = tuple(dict.fromkeys(r.compression for r in plan.reductions if r.compression))
             bound = max([bound, *(_packing(name, loop.first_gradient) for name in compressed)])
-        held = first_gradients(folder)
-        whole = _merged(held)  # each device's own gradients in turn: copies must agree as well
-        gradient = max(_distance(whole | own, loop.first_gradient) for own in held)
-        tensors = load_file(folder / PARAMETER_FILE)
+        if plan.fewer and plan.fewer.parts_hosts:
+            gradient, ends = _by_hosts(asked, plan, steps, folder)
+        else:
+            held = first_gradients(folder)
+            whole = _merged(held)  # each device's own gradients in turn: copies must agree as well
+            gradient = max(_distance(whole | own, loop.first_gradient) for own in held)
         own = {n: t.detach().cpu() for n, t in ends.items()}
         errors[dtype] = gradient, _distance({n: tensors[n] for n in own}, own)
     assert plan is not None
@@ -113,7 +134,7 @@ def verify(request: Request) -> Exactness | None:
         and errors["float64"][1] <= PARAMETER_BOUND
     )
     return Exactness(
-        exact=as_planned and errors["float32"][0] <= FLOAT32_BOUND,
+        exact=as_planned and errors["float32"][0] <= FLOAT32_BOUND and not plan.fewer,
         gradient_error=errors["float32"][0],
         gradient_error_float64=errors["float64"][0],
         parameter_error_float64=errors["float64"][1],
@@ -123,6 +144,8 @@ def verify(request: Request) -> Exactness | None:
         gradient_bound=bound,
         lower_precision=lower,
         compressed=compressed,
+        fewer=str(plan.fewer or ""),
+        deviation=deviation,
         notes=notes,
     )
 
@@ -164,10 +187,17 @@ def _uncompressed(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, reductions=whole)
 
 
-def _reference(
-    request: Request, plan: Plan, steps: int, autocast: torch.dtype | None = None
-) -> tuple[PlainLoop, dict[str, torch.Tensor], tuple[str, ...]]:
-    """The plain loop after its steps, what it ended with by name, and sentences on what was compared."""
+@dataclasses.dataclass(frozen=True)
+class _Plain:
+    """The recipe as one process of a plain loop has it."""
+
+    recipe: Recipe
+    optimizer: torch.optim.Optimizer
+    loss_and_weight: Callable[[Any, int], tuple[torch.Tensor, float]]
+    notes: tuple[str, ...]
+
+
+def _plain(request: Request, plan: Plan, autocast: torch.dtype | None = None) -> _Plain:
     recipe = with_keys(load_recipe(request.script, request.seed), request.seed)
     if request.weights:
         load_weights(recipe.model, request.weights)
@@ -189,6 +219,15 @@ def _reference(
         loss = result[0] if isinstance(result, tuple) else result
         return (loss * weight if mean else loss), weight
 
+    return _Plain(recipe, optimizer, loss_and_weight, notes)
+
+
+def _reference(
+    request: Request, plan: Plan, steps: int, autocast: torch.dtype | None = None
+) -> tuple[PlainLoop, dict[str, torch.Tensor], tuple[str, ...]]:
+    """The plain loop after its steps, what it ended with by name, and sentences on what was compared."""
+    plain = _plain(request, plan, autocast)
+    recipe, model, notes = plain.recipe, plain.recipe.model, plain.notes
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
     pools = bool(norms) and recipe.batch_norm == "wave"
 
@@ -201,8 +240,8 @@ def _reference(
     keyed = keyed_layers(model)
     loop = PlainLoop(
         model,
-        optimizer,
-        loss_and_weight,
+        plain.optimizer,
+        plain.loss_and_weight,
         recipe.max_norm,
         lambda step, positions: dropout_keys(keyed, step, positions),
     )
@@ -220,6 +259,83 @@ def _reference(
     if pools:
         ends |= {n: b for n, b in model.named_buffers() if "running_" in n}
     return loop, ends, notes
+
+
+def _at_once(request: Request, plan: Plan, steps: int) -> tuple[Request, Plan, int]:
+    """The request for steps of several global batches, and how many of these `steps` small ones are."""
+    recipe = load_recipe(request.script, request.seed)
+    small = dataclasses.replace(recipe, global_batch=request.global_batch or recipe.global_batch)
+    stop, size = samples_to_train(request, len(recipe.dataset), small.global_batch), len(recipe.dataset)
+    seen = number = 0
+    while seen < stop:
+        seen += global_batch_at(seen, size, plan.global_batch).samples
+        number += 1
+    return msgspec.structs.replace(request, global_batch=plan.global_batch), plan, number
+
+
+def _part_of_way(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], request: Request) -> float:
+    """How far `ours` are from `theirs`, over how far those are from where all began."""
+    start = load_recipe(request.script, request.seed).model
+    if request.weights:
+        load_weights(start, request.weights)
+    began = {n: p.detach() for n, p in start.named_parameters()}
+    ends = {n: t.detach().cpu() for n, t in theirs.items() if n in began}
+    way = sum(float((t.double() - began[n].double()).square().sum()) for n, t in ends.items())
+    off = sum(float((ours[n].double() - t.double()).square().sum()) for n, t in ends.items())
+    return (off / way) ** 0.5 if way else 0.0
+
+
+def _by_hosts(
+    request: Request, plan: Plan, steps: int, folder: Path
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """The first gradients' largest error beside plain hosts that exchange as `plan` says, and their ends."""
+    exchange = exchange_of(plan.reductions, plan.devices)
+    assert exchange is not None and plan.fewer is not None
+    plains = [_plain(request, plan) for _ in exchange.groups]
+    hosts = [_host(plain) for plain in plains]
+    recipe, seen, batches, rates = plains[0].recipe, 0, [], []
+    has_norms = any(isinstance(m, _BatchNorm) for m in recipe.model.modules())
+    for _ in range(steps):
+        batch = global_batch_at(seen, len(recipe.dataset), recipe.global_batch)
+        order = epoch_order(len(recipe.dataset), batch.epoch, request.seed, shuffle=recipe.shuffle)
+        own = micro_batches(resized(plan, batch.samples))
+        parts = [
+            [m for p, row in zip(plan.pipelines, own, strict=True) if p.devices[0] in group for m in row]
+            for group in exchange.groups
+        ]
+        parts = parts if has_norms else [[[i for m in row for i in m]] for row in parts]
+        batches.append(([int(i) for i in order[batch.start : batch.stop]], parts))
+        rates.append(recipe.schedule(seen) if recipe.schedule else 1.0)
+        seen += batch.samples
+    base = [group["lr"] for group in hosts[0].optimizer.param_groups]
+
+    def set_rate(host: PlainHost, step: int) -> None:
+        for group, rate in zip(host.optimizer.param_groups, base, strict=True):
+            group["lr"] = rate * rates[step]
+
+    ends = run_hosts(hosts, plan.fewer, batches, set_rate)
+    worst = 0.0
+    for rank, device in enumerate(plan.devices):
+        host = hosts[exchange.groups.index(exchange.group_of(device))]
+        if host.first_gradient:
+            held = load_file(folder / GRADIENT_FILE.format(rank))
+            worst = max(worst, _distance(held, host.first_gradient))
+    return worst, ends
+
+
+def _host(plain: _Plain) -> PlainHost:
+    recipe, keyed = plain.recipe, keyed_layers(plain.recipe.model)
+
+    def loss_and_weight(indices: list[int]) -> tuple[torch.Tensor, float]:
+        return plain.loss_and_weight(recipe.collate_fn([recipe.dataset[i] for i in indices]), len(indices))
+
+    return PlainHost(
+        recipe.model,
+        plain.optimizer,
+        loss_and_weight,
+        recipe.max_norm,
+        lambda step, positions: dropout_keys(keyed, step, positions),
+    )
 
 
 def micro_batches(plan: Plan) -> list[list[list[int]]]:
