@@ -15,14 +15,19 @@ so that a stretch costs its moments Σ_j c_j (r_j - r̄)^k, shared by all rows w
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Middle r̄ and moments of some steps, by row: arrays of shape (rows,) and (order, rows)."""
+    """Middle r̄ and moments of the steps from number `first` after a row's last one on, by row.
 
+    Arrays of shape (rows,) and (order, rows), for the rows that missed as many.
+    """
+
+    first: int
     middle: np.ndarray
     moments: np.ndarray
 
@@ -47,6 +52,16 @@ def stretches(beta1: float, beta2: float, seen: int, precision: float) -> list[t
     return found if len(found) <= 48 else None
 
 
+@lru_cache(maxsize=4)
+def powers(beta: float, count: int) -> np.ndarray:
+    """β⁰ to β^(count - 1): looked up, as raising costs more than all else here."""
+    return beta ** np.arange(count)
+
+
+def _room_for(steps: int) -> int:
+    return 1 << (steps + 1).bit_length()
+
+
 class IdleSteps:
     """The moments for rows whose last step was `seen`, out of the learning rates of all steps so far."""
 
@@ -66,30 +81,36 @@ class IdleSteps:
         return np.exp(logs[len(rates)] - logs[seen])
 
     def of(self, seen: np.ndarray, rates: np.ndarray) -> list[Stretch]:
-        """Stretches over the steps after `seen` (≥ 1 each) until now, `len(rates)`."""
-        cuts = stretches(*self.betas, int(seen.min()), self.precision)
+        """Stretches over the steps after `seen` (≥ 1 each, rising) until now, `len(rates)`.
+
+        Rows that missed fewer steps than a stretch's first are the last ones, and not in it.
+        """
+        cuts = stretches(*self.betas, int(seen[0]), self.precision)
         assert cuts is not None
-        beta1, beta2 = self.betas
         now = len(rates)
+        power1, power2 = (powers(beta, _room_for(now)) for beta in self.betas)
         found = []
         for first, last in cuts:
-            last = min(last, int(now - seen.min()))
+            last = min(last, int(now - seen[0]))
             if last < first:
                 break
+            since = seen[: np.searchsorted(seen, now - first, side="right")]
             j = np.arange(first, last + 1)[:, None]
-            s = np.minimum(seen[None, :] + j, now)
-            c = np.where(seen[None, :] + j <= now, rates[s - 1] / (1 - beta1**s) * beta1**j, 0.0)
+            s = since + j
+            missed = s <= now
+            s = np.minimum(s, now)
+            c = missed * (rates[s - 1] / (1 - power1[s]) * power1[j])
             if self.decay:
                 c *= self.kept(s.ravel(), rates).reshape(s.shape)
-            r = np.sqrt(beta2**j * (1 - beta2**seen) / (1 - beta2**s))
+            r = np.sqrt(power2[j] * (1 - power2[since]) / (1 - power2[s]))
             middle = (r.min(axis=0) + r.max(axis=0)) / 2
             off = r - middle
-            order = _order(float((np.abs(off) / middle).max()), beta1**first, self.precision)
-            moments = np.empty((order, len(seen)))
+            order = _order(float((np.abs(off) / middle).max()), self.betas[0] ** first, self.precision)
+            moments = np.empty((order, len(since)))
             for k in range(order):
                 moments[k] = c.sum(axis=0)
                 c = c * off
-            found.append(Stretch(middle, moments))
+            found.append(Stretch(first, middle, moments))
         return found
 
 

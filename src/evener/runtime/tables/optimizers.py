@@ -21,7 +21,7 @@ from evener.runtime.tables.rows import WEIGHT, Rows, add, put
 
 Meaning = Literal["touched", "dense"]
 _SEEN = "seen"  # the last step that a row has in it
-_AGES = (1, 8, 64, 1024, 2**62)  # bounds of `seen`; rows that no step touched are in none: m = v = 0
+_AGES = (1, 64, 1024, 2**62)  # bounds of `seen`; rows that no step touched are in none: m = v = 0
 
 
 class TableOptimizer(Protocol):
@@ -229,10 +229,12 @@ class TableAdam:
     ) -> None:
         beta1, beta2 = self.betas
         p.mul_(_column(idle.kept(seen, rates), p))
-        for low, high in pairwise(_AGES):  # rows of one age share their stretches
-            here = np.flatnonzero((seen >= low) & (seen < high))
-            if not len(here):
+        order, now = np.argsort(seen, kind="stable"), len(rates)
+        ends = np.searchsorted(seen[order], _AGES)
+        for start, end in pairwise(ends):  # rows of one age share their stretches
+            if start == end:
                 continue
+            here = order[start:end]  # the longer a row was left out, the earlier it comes
             those = torch.from_numpy(here).to(p.device)
             distinct, which = np.unique(seen[here], return_inverse=True)
             by_row = torch.from_numpy(which.reshape(-1)).to(p.device)
@@ -240,12 +242,14 @@ class TableAdam:
             a = (some / _column(1 - beta2**distinct, p)[by_row]).sqrt_()
             total = torch.zeros_like(a)
             for stretch in idle.of(distinct, rates):
-                inverse = (a * _column(stretch.middle, p)[by_row]).add_(self.eps).reciprocal_()
-                moments = torch.from_numpy(stretch.moments).to(p.device, p.dtype)[:, by_row, None]
-                x, sum_ = (a * inverse).neg_(), moments[-1].expand_as(a)
+                late = int(np.searchsorted(seen[here], now - stretch.first, side="right"))
+                root, rows = a[:late], by_row[:late]
+                inverse = (root * _column(stretch.middle, p)[rows]).add_(self.eps).reciprocal_()
+                moments = torch.from_numpy(stretch.moments).to(p.device, p.dtype)[:, rows, None]
+                x, sum_ = (root * inverse).neg_(), moments[-1].expand_as(root)
                 for moment in reversed(moments[:-1]):
                     sum_ = torch.addcmul(moment, sum_, x)
-                total.addcmul_(sum_, inverse)
+                total[:late].addcmul_(sum_, inverse)
             add(p, those, total.mul_(mean).neg_())
             gap = len(rates) - distinct
             put(m, those, mean.mul_(_column(beta1**gap, p)[by_row]))
