@@ -4,6 +4,7 @@ recipe.place, --place ──► stand-ins ──► one device decides ──►
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from evener.core.figures import Figure, Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan, TablePlacement
 from evener.core.tables import TableUse
-from evener.errors import ModelError, UsageError
+from evener.errors import ModelError, NoPlanFitsError, UsageError
 from evener.planner.tables import CPU, DENSE, DEVICE, no_device_holds, place_tables, table_sites
 from evener.probing.rates import rows_rate
 from evener.runtime.tables.layer import TableLayer, place_table, put_back, table_layers
@@ -55,17 +56,19 @@ class Placing:
             devices.append(d)
         return replace(fleet, devices=tuple(devices))
 
-    def on(self, plan: Plan, fleet: Fleet, recipe: Recipe) -> Plan:
+    def on(self, plan: Plan, fleet: Fleet, recipe: Recipe, note: str = "") -> Plan:
         """The plan with rows of all tables by its devices, by budget where the planner chose the place.
 
-        NoPlanFitsError where its devices, perhaps fewer than were offered, have no room.
+        `note` goes behind the reasons. NoPlanFitsError where its devices, perhaps fewer than were offered,
+        have no room.
         """
         given = {p.table for p in plan.tables}
         where = {p.table: p.residence or CPU for p in self.settled.tables}
         uses = tuple(u for u in self.uses if u.name not in given)
         sites = table_sites(fleet, plan.devices, beside_bytes=self.beside_bytes, rate=self.rate)
         chosen = place_tables(uses, fleet, sites, plan.global_batch, only=where)
-        plan = replace(plan, tables=(*plan.tables, *(c.placement for c in chosen)))
+        placed = (replace(c.placement, why=c.why + note) for c in chosen)
+        plan = replace(plan, tables=(*plan.tables, *placed))
         known = {p.table for p in plan.tables}
         asked = [p for p in placements(recipe, plan, plan.devices) if p.table not in known]
         plan = replace(plan, tables=(*plan.tables, *(_as_asked(recipe, p) for p in asked)))
@@ -87,6 +90,26 @@ class Placing:
         return sum(t.held_bytes.get(device, 0) for t in lying)
 
 
+def plan_with_tables(
+    choose: Callable[[Request, Fleet], Plan], request: Request, fleet: Fleet, recipe: Recipe, placing: Placing
+) -> Plan:
+    """What `choose` finds, with the rows of its tables; all devices take part where fewer have no room.
+
+    NoPlanFitsError where even all of them have none.
+    """
+    left = placing.left(fleet)
+    plan = choose(request, left)
+    try:
+        return placing.on(plan, fleet, recipe)
+    except NoPlanFitsError:
+        free = not (request.keep_all or request.batch_per_device)
+        if not free or len(plan.devices) == len(fleet.devices):
+            raise
+        few = ", ".join(plan.devices)
+        note = f"; all devices take part: {few} alone would be faster and has no room for the rows"
+        return placing.on(choose(replace(request, keep_all=True), left), fleet, recipe, note)
+
+
 def _as_asked(recipe: Recipe, placed: TablePlacement) -> TablePlacement:
     """A placement of the recipe's own with its bytes."""
     (layer, *_) = _layers_named(recipe.model, [placed.table])
@@ -98,12 +121,15 @@ def _as_asked(recipe: Recipe, placed: TablePlacement) -> TablePlacement:
 
 
 def with_places(recipe: Recipe, request: Request) -> Recipe:
-    """The recipe with a place for each table that is asked for one, "*" spelt out, `request` going first.
+    """The recipe with a place for each table that is asked for one, "*" spelt out.
+
+    What `request` says of a table, or of all, goes before the recipe's own word.
 
     Not asked for and placed all the same are tables that no device of the job could hold with their gradients
     and state, and those on the meta device: there is no other way to train them.
     """
-    asked = {**recipe.places, **request.place}
+    own = recipe.places if ALL_TABLES not in request.place else {}
+    asked = {n: w for n, w in recipe.places.items() if n == LOSS_PLACE} | {**own, **request.place}
     found = dict(asked)
     for name, layer in _tables_of(recipe.model).items():
         wanted = ALL_TABLES in asked or _is_beyond(recipe, request.fleet, name, layer)

@@ -20,9 +20,9 @@ from evener.session.fewer import check_fewer
 from evener.session.keep import load_weights
 from evener.session.measure import measured_links, micro_batch_grid, profile_together
 from evener.session.meeting import Meeting
-from evener.session.placing import Placing, with_places
-from evener.session.recipe import Recipe, in_dtype, with_keys, without_dropout
 from evener.session.owning import with_owners
+from evener.session.placing import Placing, plan_with_tables, with_places
+from evener.session.recipe import Recipe, in_dtype, with_keys, without_dropout
 from evener.session.request import Request
 from evener.session.site import Site, backend_of
 from evener.session.stealing import check_stealing
@@ -93,9 +93,11 @@ def agreed_plan(
     if meeting.rank:
         return fleet, meeting.get("plan", Plan), None
     assert profile is not None
-    plan = choose_plan(request, placing.left(fleet), recipe, profile)
-    plan = with_owners(plan, request, fleet, recipe.model)
-    plan = placing.on(plan, fleet, recipe)
+
+    def choose(asked: Request, left: Fleet) -> Plan:
+        return with_owners(choose_plan(asked, left, recipe, profile), asked, fleet, recipe.model)
+
+    plan = plan_with_tables(choose, request, fleet, recipe, placing)
     check_fewer(plan, recipe)
     _keep(request, fleet, profile)
     meeting.put("profile", profile)

@@ -116,6 +116,7 @@ class TableLayer(nn.Module):
         if self.padding_idx is not None:
             dropped = ids == self.padding_idx
         if sent is not None:
+            sent.rows = sent.rows.detach()  # the leaf's hook has `sent`: a circle that nobody would find
             sent.check()
             if sent.unused is not None:
                 dropped = sent.unused if dropped is None else dropped | sent.unused
