@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 
 from msgspec.structs import replace
 
 from evener.core.collectives import ring
-from evener.core.figures import Curve, Figure
+from evener.core.figures import Curve, Figure, line
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import TablePlacement
 from evener.core.split import apportion
@@ -16,6 +17,7 @@ from evener.errors import NoPlanFitsError
 
 HOST_RATE = Figure(value=10e9, source="assumed", note="one core's copies of rows at random")
 DEVICE_RATE = Figure(value=200e9, source="assumed", note="a small accelerator's memory")
+LINK = line(1e-4, 1e9)  # between devices, where none is known (assumed)
 BUDGET_PART = 0.75  # of free memory that tables may take, beside the model's parameters and data
 DENSE, CPU, DEVICE = "dense", "cpu", "device"
 _WORDS = {CPU: "looked up in host memory", DEVICE: "looked up in the devices' memory"}
@@ -95,7 +97,8 @@ def place_tables(
     The largest chooses first and the others have what it leaves. `only` fixes the residence of tables by
     name. Raises NoPlanFitsError, with the sum, for a table that fits nowhere.
     """
-    hops = ring(fleet, [s.device for s in sites])
+    known = ring(fleet, [s.device for s in sites])
+    hops = [hop or LINK for hop in known] if len(known) > 1 else known
     taken: dict[str, int] = {}
     chosen: dict[str, TableChoice] = {}
     for use in sorted(uses, key=lambda u: -u.held_bytes):
@@ -104,6 +107,11 @@ def place_tables(
         except NoPlanFitsError as e:
             beside = "".join(f"; {n} took {b / 2**30:.3g} GiB before" for n, b in taken.items())
             raise NoPlanFitsError(e.what, numbers=e.numbers + beside, remedy=e.remedy) from None
+        if len(known) > 1 and None in known:
+            placed = choice.placement
+            choice = replaced(
+                choice, placement=replace(placed, why=f"{placed.why}; links at 1 GB/s (assumed)")
+            )
         chosen[use.name] = choice
         taken[use.name] = sum(choice.placement.held_bytes.values())
         sites = [_without(site, choice.placement) for site in sites]

@@ -129,6 +129,14 @@ def test_the_largest_table_chooses_first_and_the_others_have_the_rest() -> None:
     assert caught.value.numbers.endswith("large took 0.5 GiB before; small took 0.25 GiB before")
 
 
+def test_links_that_nobody_knows_are_assumed_and_said() -> None:
+    use = TableUse(name="emb", num_rows=2_000_000, dim=64)
+    fleet = replace(cpus(5, 3), links=())
+    (choice,) = place_tables((use,), fleet, table_sites(fleet, ("lab/0", "lab/1")), 4096)
+    assert choice.why.endswith("; links at 1 GB/s (assumed)")
+    assert choice.price.exchange_s > 1e-4
+
+
 def test_a_residence_that_is_asked_for_is_kept() -> None:
     use = TableUse(name="emb", num_rows=4_000_000, dim=64)
     fleet = cards(64, 24)
