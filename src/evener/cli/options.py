@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from evener.core.budgets import SPELLING
 from evener.core.job import Shapes, State, Sums
 from evener.errors import UsageError
 
@@ -26,6 +27,12 @@ MicroBatch = Annotated[int | None, typer.Option(help="Samples a device computes 
 BatchPerDevice = Annotated[
     str | None,
     typer.Option(help="Your own split: 2,2,2,15 in the order of the fleet, or host/gpu0=2,host/cpu=15."),
+]
+Memory = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--memory", help=f"Use no more of a device's (or host CPU's) memory: {SPELLING}. May be repeated."
+    ),
 ]
 MemoryMargin = Annotated[float, typer.Option(help="Part of each memory that stays free.")]
 KeepAll = Annotated[bool, typer.Option("--keep-all", help="Use every device, also one that slows the job.")]

@@ -20,6 +20,7 @@ from evener.cli.options import (
     FewerExchanges,
     FleetFile,
     KeepAll,
+    Memory,
     MemoryMargin,
     MicroBatch,
     Model,
@@ -30,6 +31,7 @@ from evener.cli.options import (
     SumsWanted,
     names_in,
 )
+from evener.core.budgets import with_budgets
 from evener.core.catalogue import read_fleet
 from evener.core.fewer import fewer_in
 from evener.core.files import read, write
@@ -57,6 +59,7 @@ def plan(
     precision: ModelPrecision = "float32",
     batch_per_device: BatchPerDevice = None,
     micro_batch: MicroBatch = None,
+    memory: Memory = None,
     memory_margin: MemoryMargin = 0.1,
     keep_all: KeepAll = False,
     shapes: ShapesWanted = "auto",
@@ -86,7 +89,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Find the best plan for a fleet and a profile, and say why."""
-    devices = read_fleet(fleet)
+    devices = with_budgets(read_fleet(fleet), memory or ())
     job = job_from(
         devices,
         batch,

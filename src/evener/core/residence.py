@@ -28,6 +28,16 @@ def host_bytes_per_s(fleet: Fleet, name: str) -> Figure | None:
     return Figure(value=rate, source="assumed", note="as fast as the link to the host")
 
 
+def host_room(fleet: Fleet, name: str) -> float:
+    """Bytes that the host of device `name` may hold for it: of its CPU's memory what is free, or all of it.
+
+    0 where the fleet does not name the host's one CPU with its memory. Example: 64 GB, 50 free: 50 GB.
+    """
+    cpu = fleet.host_cpu(fleet.device(name).host)
+    known = (cpu.free_memory_bytes or cpu.memory_bytes) if cpu else None
+    return known.value if known else 0.0
+
+
 def step_passes(num_states: float) -> float:
     """How often an optimiser's step on a CPU reads or writes a value, with `num_states` tensors of state.
 

@@ -30,20 +30,15 @@ def resident_peaks(
     Example: three layers of 100 bytes of parameters and of gradients that save 10 each, one sample: the last
     holds 30 + 100 + 100 + 100 (nothing is behind it), the middle one 20 + 100 + 100 + 200 = 420.
     """
-    count = data.num_layers + 1
     if residence == "host-optimizer":
-        i, j = np.arange(count)[:, None], np.arange(count)[None, :]
+        steps = np.arange(data.num_layers + 1)
+        i, j = steps[:, None], steps[None, :]
         acts = data.fixed(i, j) - (data.optimizer[j] - data.optimizer[i])
         more = 0 if recompute else in_flight - 1
         acts = acts + more * (data.kept[j] - data.kept[i])
         return acts + samples * data.per_sample(i, j, in_flight, recompute=recompute)
     whole = np.array(run_whole(names))
-    layers = _Layers(data, whole, samples, recompute=recompute)
-    table = np.zeros((count, count))
-    for first in range(count - 1):
-        for last in range(first + 1, count):
-            table[first, last] = layers.peak(first, last, in_flight)
-    return table
+    return _Layers(data, whole, samples, recompute=recompute).peaks(in_flight)
 
 
 def resident_peak(
@@ -84,28 +79,52 @@ class _Layers:
         self._work = work
         entering = np.concatenate([[data.input], data.output[:-1]]) * samples
         self._entering = entering
+        # What enters a layer may be part of what it saves itself: then recompute keeps it once.
+        again = np.concatenate([[False], data.kept_behind[:-1]]) * entering
+        self._own = np.maximum(self._saved - again, 0.0)
         self._samples = samples
 
+    def peaks(self, in_flight: int) -> np.ndarray:
+        """By (i, j) what layers i..j-1 hold at most."""
+        count = self._data.num_layers
+        table = np.zeros((count + 1, count + 1))
+        for i in range(count):
+            table[i, i + 1 :] = self._row(i, count, in_flight)
+        return table
+
     def peak(self, i: int, j: int, in_flight: int) -> float:
+        """The same of one run of layers."""
+        return float(self._row(i, j, in_flight)[-1])
+
+    def _row(self, i: int, j: int, in_flight: int) -> np.ndarray:
+        """What runs from layer i on that end with layer i, i+1, …, j-1 hold at most."""
         kept = self._entering[i:j] if self._recompute else self._saved[i:j]
-        own = self._saved[i:j] if self._recompute else 0.0
+        own = self._own[i:j] if self._recompute else 0.0
         upto = kept.cumsum()
         moves, made = self._moves[i:j], self._made[i:j]
         before, behind = np.append(0.0, moves[:-1]), np.append(moves[1:], 0.0)
-        leaving = np.append(made[1:], 0.0)
-        at = upto + own + self._work[i:j] + moves + np.maximum(before + made + leaving, behind)
-        whole = float(at.max()) + (in_flight - 1) * float(upto[-1])
-        return whole + self._ends(i, j, in_flight) + self._always(i, j)
+        at = upto + own + self._work[i:j] + moves
+        last = at + before + made
+        inside = at + np.maximum(before + made + np.append(made[1:], 0.0), behind)
+        highest = np.maximum(last, np.append(0.0, np.maximum.accumulate(inside[:-1])))
+        ends = np.arange(i + 1, j + 1)
+        return highest + (in_flight - 1) * upto + self._ends(i, ends, in_flight) + self._always(i, ends)
 
-    def _always(self, i: int, j: int) -> float:
-        return float(self._data.buffers[j] - self._data.buffers[i] + self._stays[j] - self._stays[i])
+    def _always(self, i: int, j: np.ndarray) -> np.ndarray:
+        return self._data.buffers[j] - self._data.buffers[i] + self._stays[j] - self._stays[i]
 
-    def _ends(self, i: int, j: int, in_flight: int) -> float:
+    def _ends(self, i: int, j: np.ndarray, in_flight: int) -> np.ndarray:
         """What crosses the stage's ends, as for a stage that is on the device."""
-        data, first, last = self._data, np.int64(i), np.int64(j)
+        data, first = self._data, np.full(len(j), i)
         if not data.counted:
             entering = float(data.output[i - 1]) if i else 0.0
-            return 2 * self._samples * (entering + float(data.output[j - 1]))
-        given_back = float(data.output[j - 1]) if j < data.num_layers else 0.0
-        ends = in_flight * float(data.at_ends(first, last, recompute=self._recompute))
+            return 2 * self._samples * (entering + data.output[j - 1])
+        given_back = np.where(j < data.num_layers, data.output[j - 1], 0.0)
+        ends = in_flight * data.at_ends(first, j, recompute=self._recompute)
         return self._samples * (ends + given_back)
+
+
+def home_bytes(data: ModelBytes, i: int, j: int) -> float:
+    """What the host holds of layers i..j-1 with either residence: parameters, gradients, optimiser state."""
+    held = data.parameters + data.gradients + data.optimizer
+    return float(held[j] - held[i])

@@ -36,7 +36,8 @@ class Resident:
     """Seconds of a stage with a residence on one device, for one micro-batch and once a step.
 
     `first_s` is what the step's first forward takes beyond `forward_s`: nothing is on the device yet.
-    `exposed_s` is the part of a micro-batch, and `first_s`, that computing waits for copies.
+    `exposed_s` is the part of a micro-batch that computing waits for copies, beside `first_s`, but not what
+    it waits for the host to add gradients.
     """
 
     forward_s: float
@@ -69,14 +70,15 @@ def _seconds(curve: Curve, sizes: np.ndarray) -> np.ndarray:
     return np.array([curve.seconds(float(n)) if n else 0.0 for n in sizes])
 
 
-def forward_s(c: Sequence[float], x: Sequence[float], there: Sequence[int]) -> float:
-    """Seconds of a forward through layers that take `c` to compute and `x` to come.
+def forward_ends(c: Sequence[float], x: Sequence[float], there: Sequence[int]) -> list[float]:
+    """When each layer of a forward ends, of layers that take `c` to compute and `x` to come.
 
     `there` are those on the device at its begin. Layer k+1 is sent for when layer k begins. Example: three
-    layers of c = 2, x = 3, the first two there: 2 + max(2, 3) + 2 = 7; with none there 3 + 3 + 3 + 2 = 11.
+    layers of c = 2, x = 3, the first two there: 2, 4, 7; with none there 5, 8, 11.
     """
     ready = dict.fromkeys(there, 0.0)
     now = engine = 0.0
+    ends = []
 
     def send_for(k: int, since: float) -> None:
         nonlocal engine
@@ -89,34 +91,39 @@ def forward_s(c: Sequence[float], x: Sequence[float], there: Sequence[int]) -> f
         if k + 1 < len(c):
             send_for(k + 1, now)
         now += c[k]
-    return now
+        ends.append(now)
+    return ends
 
 
-def backward_s(b: Sequence[float], x: Sequence[float], g: Sequence[float], a: Sequence[float]) -> float:
-    """Seconds of a backward through layers that take `b` to compute, `x` to come, and whose gradients take
-    `g` to leave and `a` to be added on the host.
+def backward_ends(
+    b: Sequence[float], x: Sequence[float], g: Sequence[float], a: Sequence[float]
+) -> list[float]:
+    """When a backward that goes down to each layer would end, gradients included, from the last layer on.
 
+    Layers take `b` to compute, `x` to come, and their gradients `g` to leave and `a` to be added on the host.
     The last two are there. The host adds a layer's gradients before those of the next one leave. Example: b =
     2, x = 3, g = 3, a = 1 for three layers: they begin at 0, 2 and 6 (the host adds those of the first until
-    then); the last gradients leave at 10, when those before are added, and are added themselves at 14.
+    then); the last gradients leave at 10, when those before are added, and are added themselves at 14. So it
+    would end at 6, 10 or 14.
     """
     ready = dict.fromkeys(range(max(len(b) - 2, 0), len(b)), 0.0)
     now = engine = out = host = 0.0
     landing: tuple[float, float] | None = None
+    ends = []
     for k in range(len(b) - 1, -1, -1):
         begin = max(now, host, ready[k])
+        came = engine
         if k - 1 >= 0 and k - 1 not in ready:
             engine = ready[k - 1] = max(begin, engine) + x[k - 1]
         now = begin + b[k]
-        if not g[k]:
-            continue
-        if landing is not None:
-            host = max(host, landing[0]) + landing[1]
-        out = max(now, out, host) + g[k]
-        landing = out, a[k]
-    if landing is not None:
-        host = max(host, landing[0]) + landing[1]
-    return max(now, host, engine)
+        if g[k]:
+            if landing is not None:
+                host = max(host, landing[0]) + landing[1]
+            out = max(now, out, host) + g[k]
+            landing = out, a[k]
+        last = max(host, landing[0]) + landing[1] if landing is not None else host
+        ends.append(max(now, last, came))
+    return ends
 
 
 def resident(model: CostModel, stage: Stage, name: str, samples: int) -> Resident:
@@ -148,7 +155,7 @@ def _made(
     data = model.bytes
     held, made, state = (float(s[last] - s[first]) for s in (data.parameters, data.gradients, data.optimizer))
     update = step_passes(state / held if held else 0.0) * held / road.host_bytes_per_s
-    cold = forward_s(c, x, ())
+    cold = forward_ends(c, x, ())[-1]
     if residence == "host-optimizer":
         link = model.fleet.host_link(name)
         assert link is not None
@@ -160,14 +167,50 @@ def _made(
             update_s=update + out,
             exposed_s=0.0,
         )
-    warm, back = forward_s(c, x, (0, 1)), backward_s(b, x, g, a)
+    warm, back = forward_ends(c, x, (0, 1))[-1], backward_ends(b, x, g, a)[-1]
+    copies = backward_ends(b, x, g, [0.0] * len(a))[-1]
     return Resident(
         forward_s=warm,
         backward_s=back,
         first_s=cold - warm,
         update_s=update,
-        exposed_s=warm - sum(c) + back - sum(b),
+        exposed_s=warm - sum(c) + copies - sum(b),
     )
+
+
+def resident_tables(
+    model: CostModel, name: str, samples: int, residence: str, *, recompute: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(forward, backward, once a step) seconds by (i, j) of layers i..j-1 on `name`; infinite for i ≥ j.
+
+    The last is what its update and the step's first forward take more than those of a stage on the device.
+    """
+    road = road_of(model, name)
+    layers = model.layers(model.fleet.device(name).kind)
+    forward, backward = layers.seconds(samples)
+    c, b = forward.tolist(), (backward + forward if recompute else backward).tolist()
+    x, g, a = road.x.tolist(), road.g.tolist(), road.a.tolist()
+    count = len(c)
+    f, back, once = (np.full((count + 1, count + 1), np.inf) for _ in range(3))
+    for i in range(count):
+        cold = forward_ends(c[i:], x[i:], ())
+        warm = forward_ends(c[i:], x[i:], (0, 1)) if residence == "host" else np.cumsum(c[i:])
+        f[i, i + 1 :], once[i, i + 1 :] = warm, np.subtract(cold, warm)
+    for j in range(1, count + 1):
+        if residence == "host":
+            ends = backward_ends(b[:j], x[:j], g[:j], a[:j])
+        else:
+            ends = np.cumsum(b[:j][::-1]).tolist()
+        back[:j, j] = ends[::-1]
+    data = model.bytes
+    held = data.parameters[None, :] - data.parameters[:, None]
+    state = data.optimizer[-1] / max(float(data.parameters[-1]), 1.0)
+    once += step_passes(float(state)) * held / road.host_bytes_per_s
+    if residence == "host-optimizer":
+        gone = np.concatenate([[0.0], road.g.cumsum()])
+        once += gone[None, :] - gone[:, None]
+    own = np.concatenate([[0.0], layers.update_s.cumsum()])
+    return f, back, once - (own[None, :] - own[:, None])
 
 
 def in_words(told: Resident, stage: Stage, name: str) -> str:

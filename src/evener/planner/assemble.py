@@ -41,7 +41,7 @@ def pipeline_of(tables: Tables, option: Option, samples: int, devices: Sequence[
             Stage(
                 layers=tuple(layers[first:last]),
                 shares=shares,
-                recompute=bool(table.recompute[first, last]),
+                **table.choices(first, last),
             )
         )
     return Pipeline(samples=samples, micro_batch=option.micro_batch, stages=tuple(stages))

@@ -95,4 +95,5 @@ def _fits(tables: Tables, group: int, first: int, last: int, size: int, in_fligh
     if size > tables.model.layers(tables.groups[group].kind).largest:
         return False
     table = tables.stage((group,), size, in_flight)
-    return bool(table.work_s[first, last] < float("inf")) and not table.recompute[first, last]
+    plain = not table.recompute[first, last] and not table.residence[first, last]
+    return bool(table.work_s[first, last] < float("inf")) and plain

@@ -4,16 +4,22 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from evener.core.plan import RESIDENCES
+from evener.core.residence import host_room
 from evener.core.split import apportion
 from evener.cost.communication import shares_send_s
 from evener.cost.evaluate import CostModel
 from evener.cost.layers import LayerCost
+from evener.cost.resident_memory import resident_peaks
+from evener.cost.residing import resident_tables
 from evener.planner.groups import Group
 
 _ALL_SPLITS = 40
+PLACES = (None, *RESIDENCES)
 Block = tuple[int, ...]
 """Groups (by number, sorted) whose devices share one stage: (0, 0, 2) is two of group 0, one of group 2."""
 
@@ -28,7 +34,12 @@ class StageTable:
     backward_s: np.ndarray
     split: np.ndarray
     recompute: np.ndarray
+    residence: np.ndarray
     splits: tuple[tuple[int, ...], ...]
+
+    def choices(self, i: int, j: int) -> dict[str, Any]:
+        """What a stage of layers i..j-1 is told beside its layers and shares."""
+        return {"recompute": bool(self.recompute[i, j]), "residence": PLACES[self.residence[i, j]]}
 
     @property
     def work_s(self) -> np.ndarray:
@@ -37,11 +48,16 @@ class StageTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """Stage tables of a fleet's groups, made when first asked for."""
+    """Stage tables of a fleet's groups, made when first asked for.
+
+    What a step takes once where parameters or state live on the host counts by the micro-batches that
+    `global_batch` is (0: one).
+    """
 
     model: CostModel
     groups: tuple[Group, ...]
     recompute: bool = True
+    global_batch: int = 0
     _tables: dict[tuple, StageTable] = field(default_factory=dict)
     _members: dict[tuple, tuple] = field(default_factory=dict)
     _sends: dict[tuple, np.ndarray] = field(default_factory=dict)
@@ -85,23 +101,49 @@ class Tables:
         backward = np.full((count, count), np.inf)
         split = np.zeros((count, count), dtype=np.int32)
         recomputed = np.zeros((count, count), dtype=bool)
+        kept = np.zeros((count, count), dtype=np.int8)
         if math.comb(micro_batch - 1, len(block) - 1) <= _ALL_SPLITS:
             splits = tuple(_splits(micro_batch, block))
         else:
             splits = tuple(self._likely_splits(micro_batch, block))
-        for again in (False, True) if self.recompute else (False,):
+        once = np.zeros((count, count))
+        for place, again in self._ways(block, splits, in_flight):
             for number, parts in enumerate(splits):
-                members = [self._member(g, n, in_flight, again) for g, n in zip(block, parts, strict=True)]
-                f = np.maximum.reduce([m[0] for m in members])
-                b = np.maximum.reduce([m[1] for m in members])
-                better = f + b < forward + backward
+                members = [
+                    self._member(g, n, in_flight, again, place) for g, n in zip(block, parts, strict=True)
+                ]
+                f, b, more = (np.maximum.reduce([m[k] for m in members]) for k in range(3))
+                more = more * micro_batch / max(self.global_batch, micro_batch)
+                better = f + b + more < forward + backward + once
                 forward = np.where(better, f, forward)
                 backward = np.where(better, b, backward)
+                once = np.where(better, more, once)
                 split[better] = number
                 recomputed[better] = again
+                kept[better] = PLACES.index(place)
         return StageTable(
-            forward_s=forward, backward_s=backward, split=split, recompute=recomputed, splits=splits
+            forward_s=forward,
+            backward_s=backward + once,
+            split=split,
+            recompute=recomputed,
+            residence=kept,
+            splits=splits,
         )
+
+    def _ways(
+        self, block: Block, splits: Sequence[tuple[int, ...]], in_flight: int
+    ) -> list[tuple[str | None, bool]]:
+        """(residence, recompute) to choose from: the host's memory only where that of the device is short."""
+        agains = (False, True) if self.recompute else (False,)
+        ways: list[tuple[str | None, bool]] = [(None, again) for again in agains]
+        roads = all(has_road(self.model, self.groups[g]) for g in block)
+        if not (roads and self.recompute and splits):
+            return ways
+        runs = np.triu(np.ones((self.num_layers + 1, self.num_layers + 1), dtype=bool), 1)
+        for g, n in zip(block, splits[0], strict=True):
+            if not np.isfinite(self._member(g, n, in_flight, False, None)[0][runs]).all():
+                return [*ways, *((place, again) for place in RESIDENCES for again in agains)]
+        return ways
 
     def _likely_splits(self, micro_batch: int, block: Block) -> Iterator[tuple[int, ...]]:
         """Splits near the speeds of the members, each but the last moved by up to two samples."""
@@ -113,20 +155,52 @@ class Tables:
             if min(parts) >= 1:
                 yield tuple(parts)
 
-    def _member(self, group: int, samples: int, in_flight: int, again: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(forward, backward) seconds by (i, j) of one device; infinite where i ≥ j or memory is short."""
+    def _member(self, group: int, samples: int, in_flight: int, again: bool, place: str | None) -> tuple:
+        """(forward, backward, once a step) seconds by (i, j) of one device; infinite where i ≥ j or memory is
+        short.
+        """
         held = self.groups[group]
-        key = (held.kind, held.degree, held.usable_bytes, held.banned, samples, in_flight, again)
-        if key not in self._members:
+        own = held.names[0] if place else ""  # the way to the host is the device's own
+        key = (held.kind, held.degree, held.usable_bytes, held.banned, samples, in_flight, again, place, own)
+        if key not in self._members and place:
+            self._members[key] = self._resident(held, samples, in_flight, again, place)
+        elif key not in self._members:
             self._members[key] = self._of_member(held, samples, in_flight, again)
         return self._members[key]
+
+    def _resident(self, group: Group, samples: int, in_flight: int, again: bool, place: str) -> tuple:
+        never = np.full((self.num_layers + 1, self.num_layers + 1), np.inf)
+        if samples > self.layers(group).largest:
+            return never, never, never
+        f, b, once = resident_tables(self.model, group.names[0], samples, place, recompute=again)
+        names = [x.name for x in self.model.profile.layers]
+        held = resident_peaks(self.model.bytes, names, samples, in_flight, place, recompute=again)
+        data = self.model.bytes
+        home = data.parameters + data.gradients + data.optimizer
+        room = host_room(self.model.fleet, group.names[0])
+        bad = self._is_banned(group) | (held > group.usable_bytes) | (home[None, :] - home[:, None] > room)
+        step = self.model.step(group.kind)
+        if step:
+            f = f.copy()
+            f[0] += step.input_s[min(samples, step.largest)]
+        return tuple(np.where(bad, np.inf, x) for x in (f, b, once))
+
+    def _is_banned(self, group: Group) -> np.ndarray:
+        """Which runs of layers, by (i, j), are none or hold what the group may not."""
+        i, j = np.arange(self.num_layers + 1)[:, None], np.arange(self.num_layers + 1)[None, :]
+        bad = i >= j
+        if group.banned:
+            forbidden = np.zeros(self.num_layers + 1)
+            forbidden[[layer + 1 for layer in group.banned]] = 1
+            bad = bad | (forbidden.cumsum()[j] > forbidden.cumsum()[i])
+        return bad
 
     def _of_member(self, group: Group, samples: int, in_flight: int, again: bool) -> tuple:
         kind, usable = group.kind, group.usable_bytes
         layers = self.layers(group)
         if samples > layers.largest:
             never = np.full((self.num_layers + 1, self.num_layers + 1), np.inf)
-            return never, never
+            return never, never, never
         sums = [np.concatenate([[0.0], x.cumsum()]) for x in layers.seconds(samples)]
         f, b = (s[None, :] - s[:, None] for s in sums)
         step = self.model.step(kind) if group.degree == 1 else None
@@ -137,12 +211,19 @@ class Tables:
         held = data.peak(i, j, samples, in_flight, recompute=again)
         if step and step.peak_bytes.any() and samples <= step.largest and not again:
             held[0, -1] = step.peak_bytes[samples]
-        bad = (i >= j) | (held > usable)
-        if group.banned:
-            forbidden = np.zeros(self.num_layers + 1)
-            forbidden[[layer + 1 for layer in group.banned]] = 1
-            bad |= forbidden.cumsum()[j] > forbidden.cumsum()[i]
-        return np.where(bad, np.inf, f), np.where(bad, np.inf, b + f if again else b)
+        bad = self._is_banned(group) | (held > usable)
+        return np.where(bad, np.inf, f), np.where(bad, np.inf, b + f if again else b), np.zeros_like(f)
+
+    def ways_that_fit(
+        self, block: Block, parts: tuple[int, ...], in_flight: int, i: int, j: int
+    ) -> list[dict[str, Any]]:
+        """All that a stage of layers i..j-1 may be told beside layers and shares, as far as it fits."""
+        found = []
+        for place, again in self._ways(block, [parts], in_flight):
+            members = [self._member(g, n, in_flight, again, place) for g, n in zip(block, parts, strict=True)]
+            if all(np.isfinite(m[0][i, j]) for m in members):
+                found.append({"recompute": again, "residence": place})
+        return found
 
     def stacked(self, block: Block, sizes: tuple[int, ...], in_flight: int) -> tuple[np.ndarray, np.ndarray]:
         """(forward, backward) seconds of `stage` for several micro-batch sizes as sizes × i × j."""
@@ -218,6 +299,13 @@ class Tables:
             part = micro_batch // len(block) + (place < micro_batch % len(block))
             named.append((names[min(place + skip, len(names) - 1)], part))
         return named
+
+
+def has_road(model: CostModel, group: Group) -> bool:
+    """Whether parameters may live on the host: another memory, whose size and way the fleet knows."""
+    name, fleet = group.names[0], model.fleet
+    is_apart = group.degree == 1 and fleet.device(name).type != "cpu"
+    return is_apart and fleet.host_link(name) is not None and host_room(fleet, name) > 0
 
 
 def _running(values: np.ndarray) -> np.ndarray:

@@ -57,7 +57,7 @@ def affordable(tables: Tables, aim: Aim) -> list[Tables]:
         if tuple(kept) == tables.groups:
             found.append(tables)
         elif kept:
-            found.append(Tables(model=tables.model, groups=tuple(kept)))
+            found.append(Tables(model=tables.model, groups=tuple(kept), global_batch=tables.global_batch))
     return found
 
 
@@ -259,7 +259,7 @@ def _pipeline(tables: Tables, template: Template, names: Sequence[str], samples:
             Stage(
                 layers=tuple(layers[first:last]),
                 shares=(Share(devices=tables.devices_of(name), samples=size),),
-                recompute=bool(table.recompute[first, last]),
+                **table.choices(first, last),
             )
         )
     return Pipeline(samples=samples, micro_batch=size, stages=tuple(stages))

@@ -7,7 +7,7 @@ import numpy as np
 from evener.core.job import Job
 from evener.cost.memory import ModelBytes
 from evener.errors import NoPlanFitsError
-from evener.planner.blocks import Tables
+from evener.planner.blocks import Tables, has_road
 from evener.planner.groups import ALLOW, Group, degrees_of, gib
 
 
@@ -33,7 +33,8 @@ def nothing_fits(tables: Tables, job: Job) -> NoPlanFitsError:
         for g, d in zip(tables.groups, teams, strict=True)
     ]
     layers = sum(k * (len(g.names) // d) for g, k, d in zip(tables.groups, most, teams, strict=True))
-    certain = held > room or layers < data.num_layers
+    roads = any(has_road(tables.model, g) for g in tables.groups)  # the host's memory is not counted here
+    certain = not roads and (held > room or layers < data.num_layers)
     each = dict.fromkeys(
         f"{g.kind}{_team(d)}: {k or 'not one'}" for g, k, d in zip(tables.groups, most, teams, strict=True)
     )

@@ -11,6 +11,7 @@ from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.cost.evaluate import evaluate
 from evener.planner.aim import Aim
 from evener.planner.blocks import Tables
+from evener.planner.residences import fits_hosts
 
 FEW_STAGES = 24
 MOST_MEMBERS = 3
@@ -27,6 +28,8 @@ def shifted(tables: Tables, plan: Plan, aim: Aim) -> Plan:
     best = aim.value(evaluate(tables.model, plan).step_s, plan.devices)
     for _ in range(_MOST_STEPS):
         for other in _neighbours(tables, plan):
+            if not fits_hosts(tables.model, other):
+                continue
             value = aim.value(evaluate(tables.model, other).step_s, other.devices)
             if value < best * (1 - 1e-9):
                 plan, best = other, value
@@ -71,6 +74,7 @@ def _changed(tables: Tables, pipeline: Pipeline) -> Iterator[Pipeline]:
         for pair in pairs:
             if all(layers for layers, _ in pair):
                 yield from _fitting(tables, pipeline, [*runs[:s], *pair, *runs[s + 2 :]], size)
+    yield from _told_otherwise(tables, pipeline)
     for s, (layers, on) in enumerate(runs):
         half = len(layers) // 2
         for k, name in enumerate(on if len(on) > 1 and half else ()):
@@ -80,6 +84,23 @@ def _changed(tables: Tables, pipeline: Pipeline) -> Iterator[Pipeline]:
                 [(layers[:half], rest), (layers[half:], (name,))],
             ):
                 yield from _fitting(tables, pipeline, [*runs[:s], *two, *runs[s + 1 :]], size)
+
+
+def _told_otherwise(tables: Tables, pipeline: Pipeline) -> Iterator[Pipeline]:
+    """One stage recomputed or not, kept on the host or not, as memory allows."""
+    index = {x.name: i for i, x in enumerate(tables.model.profile.layers)}
+    group_of = {n: g for g, group in enumerate(tables.groups) for n in group.names}
+    for s, stage in enumerate(pipeline.stages):
+        if any(x.devices[0] not in group_of for x in stage.shares):
+            continue
+        shares = sorted(stage.shares, key=lambda x: group_of[x.devices[0]])
+        block = tuple(group_of[x.devices[0]] for x in shares)
+        parts = tuple(x.samples for x in shares)
+        i, j = index[stage.layers[0]], index[stage.layers[-1]] + 1
+        for told in tables.ways_that_fit(block, parts, len(pipeline.stages) - s, i, j):
+            other = replace(stage, **told)
+            if other != stage and len(stage.layers) == j - i:
+                yield replace(pipeline, stages=(*pipeline.stages[:s], other, *pipeline.stages[s + 1 :]))
 
 
 def _fitting(tables: Tables, pipeline: Pipeline, runs: Sequence[Run], size: int) -> Iterator[Pipeline]:
@@ -101,5 +122,5 @@ def _fitting(tables: Tables, pipeline: Pipeline, runs: Sequence[Run], size: int)
         shares = tuple(
             Share(devices=tables.devices_of(n), samples=k) for n, k in zip(ordered, parts, strict=True)
         )
-        made.append(Stage(layers=layers, shares=shares, recompute=bool(table.recompute[i, j])))
+        made.append(Stage(layers=layers, shares=shares, **table.choices(i, j)))
     yield replace(pipeline, micro_batch=size, stages=tuple(made))

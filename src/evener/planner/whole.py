@@ -23,6 +23,7 @@ from evener.planner.misfit import nothing_fits
 from evener.planner.options import Counts, Option, options_of, sub_counts
 from evener.planner.partitions import Judge, search
 from evener.planner.predict import pool_of, solo_rates
+from evener.planner.residences import fits_hosts, why_resident
 from evener.planner.result import Alternative, PlanResult
 from evener.planner.shift import shifted
 from evener.planner.suffixes import Suffixes
@@ -44,7 +45,7 @@ def plan_whole(fleet: Fleet, profile: Profile, job: Job, flat: PlanResult | None
     model = CostModel(fleet=fleet, profile=profile)
     aim = aim_of(fleet, job)
     found = Search(model=model, job=job, aim=aim)
-    tables = Tables(model=model, groups=groups)
+    tables = Tables(model=model, groups=groups, global_batch=job.global_batch)
     others: list[tuple[str, Plan | None]] = []
     if all(1 in degrees_of(profile, g.kind) for g in groups) or ALLOW not in job.allow:
         others = baselines(tables, job)
@@ -79,6 +80,8 @@ class Search:
     def add(self, tables: Tables, plans: list[Plan]) -> None:
         """Price plans made with `tables`."""
         for p in plans:
+            if not fits_hosts(self.model, p):
+                continue
             step_s = evaluate(self.model, p).step_s
             self.priced.append((step_s, p, tables))
             for name in p.devices:
@@ -86,7 +89,7 @@ class Search:
 
     def run(self, groups: tuple[Group, ...]) -> None:
         """Search all shapes for few devices, else by mixes of classes."""
-        tables = Tables(model=self.model, groups=groups)
+        tables = Tables(model=self.model, groups=groups, global_batch=self.job.global_batch)
         counts = tuple(len(g.names) for g in groups)
         few = _FEW_ORDERS if tables.num_layers <= _FEW_LAYERS else _FEW_ORDERS_OF_MANY_LAYERS
         if num_orders(counts) <= few:
@@ -98,7 +101,7 @@ class Search:
             self.add(tables, [judge.plan(judge.best)] if judge.best else [])
             return
         if math.prod(k + 1 for k in counts) > _EXACT_STATES:
-            tables = Tables(model=self.model, groups=classes_of(groups))
+            tables = Tables(model=self.model, groups=classes_of(groups), global_batch=self.job.global_batch)
         for fewer in affordable(tables, self.aim):
             plans, bound = search_many(fewer, self.job)
             self.add(fewer, plans)
@@ -202,7 +205,7 @@ def _result(
         status="proven" if gap < 1e-9 else "within",
         gap=gap,
         limiter=limits,
-        reasons=_assumed(tables),
+        reasons=_assumed(tables) + why_resident(model, plan, job),
         alternatives=tuple(alternatives),
     )
 
@@ -235,5 +238,6 @@ def limiter_of(cost: PlanCost) -> str:
         "wait": f"{name} waits for slower devices for",
         "optimizer": f"the optimiser on {name} takes",
         "overhead": f"fixed costs on {name} take",
+        "transfer": f"{name} waits for copies between it and its host for",
     }[cause]
     return f"{what} {ms(causes[cause])} of a step of {ms(cost.step_s)}"

@@ -9,6 +9,15 @@ from evener.rehearsal.verdict import Lateness
 
 
 @runtime_checkable
+class Roomy(Protocol):
+    """A driver whose device can hold more than it has, for a while."""
+
+    def roomy(self) -> AbstractContextManager[None]:
+        """Inside, its memory has no end."""
+        ...
+
+
+@runtime_checkable
 class Pacer(Driver, Protocol):
     """A `Driver` of a fleet file's device: `PacedDriver` is one of CPUs, `CardDriver` of accelerators."""
 

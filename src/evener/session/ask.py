@@ -1,9 +1,11 @@
 """From what a person says (files, names, numbers) to a Request."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evener.core.budgets import with_budgets
 from evener.core.catalogue import read_fleet
 from evener.core.files import read
 from evener.core.fleet import Device, Fleet, unlike_kinds
@@ -139,16 +141,17 @@ def request_for(
     seed: int | None = None,
     resume: str | None = None,
     parts: str | None = None,
+    memory: Sequence[str] = (),
     **wishes: Any,
 ) -> Request:
     """The request for a run of `script`; its run folder exists when this returns.
 
     It is a new one, unless the script's latest run is to go on. Without a seed it is that of the run that
-    goes on, else 0.
+    goes on, else 0. `memory` are budgets of devices, see `with_budgets`.
     """
     if not script.is_file():
         raise UsageError(f"no script {script}", remedy="the path of a Python file with a function recipe()")
-    chosen = fleet_of(fleet, rehearse, devices, world_size_here())
+    chosen = with_budgets(fleet_of(fleet, rehearse, devices, world_size_here()), memory)
     split = split_of(batch_per_device, chosen)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     if resume == LATEST and not run_dir:

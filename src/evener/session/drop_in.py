@@ -85,9 +85,9 @@ def prepare(
             f"{global_batch} on {', '.join(names)}",
             remedy="a plan of one-stage pipelines for these devices, and batch_size = global batch",
         )
-    if any(s.precision or s.recompute for _, _, s in plan.numbered_stages()):
+    if any(s.precision or s.recompute or s.residence for _, _, s in plan.numbered_stages()):
         raise UsageError(
-            "the plan asks for a precision or for recompute, which a loop of one's own must do itself",
+            "the plan asks for a precision, recompute or a residence, which a loop of one's own must see to",
             remedy="ev.train with this plan, or a plan without them",
         )
     site = open_site(fleet.devices[meeting.rank], rehearse=False)

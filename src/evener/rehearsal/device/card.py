@@ -68,6 +68,15 @@ class Card:
         finally:
             self._muted -= 1
 
+    @contextlib.contextmanager
+    def lifted(self):
+        """Inside, memory has no end: what no card could hold can be measured all the same."""
+        cap, self._memory.cap_bytes = self._memory.cap_bytes, None
+        try:
+            yield
+        finally:
+            self._memory.cap_bytes = cap
+
     def room(self, storage: torch.UntypedStorage) -> Room | None:
         """The room of `storage`, taken now if it has none; torch.OutOfMemoryError when there is none left."""
         address = storage._cdata

@@ -101,6 +101,10 @@ class CardDriver:
             self.card.clock.spend(moved.num_bytes / self.host_bytes_per_s)
         return result
 
+    def roomy(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the card's memory has no end."""
+        return self.card.lifted()
+
     def slow(self, factor: float, for_s: float | None = None) -> None:
         """From now on every action takes `factor` times as long, for `for_s` seconds or for good."""
         self._trouble.slow(factor, self.now(), for_s)

@@ -71,6 +71,8 @@ class Returning:
     def flush(self) -> None:
         """Everything that was made has landed and was accepted."""
         self._leave()
+        if self._leaving is not None and self._leaving.leaving is not None:
+            self._flow.await_(self._leaving.leaving)  # nothing hides this one: the backward has ended
         self._land()
 
     def forget(self) -> None:
