@@ -7,9 +7,9 @@ from evener.core.exchange_seconds import PACKINGS
 from evener.core.fewer import Fewer
 from evener.core.fleet import Fleet, Link
 
-BUFFERS = 3
+BUFFERS = {"local": 3, "delayed": 5}
 """Copies of the model in float32 that a device keeps in host memory where hosts take steps by themselves:
-anchor, momentum and change of local steps; own, all and late gradients of a delayed exchange."""
+anchor, momentum and change; of a delayed exchange two parts with their sums, and what came late."""
 
 
 def bytes_between(num_bytes: float, exchange: Exchange) -> float:

@@ -119,7 +119,7 @@ def _candidate(fleet: Fleet, profile: Profile, job: Job, fewer: Fewer) -> Candid
     exchange_s = way.way.seconds(num_bytes)
     local_s = max(_group_s(fleet, profile, plain, plan, group) for group in exchange.groups)
     step_s = apart_seconds(fewer, local_s, exchange_s)
-    told = _predicted(plan.prediction, step_s, fleet, num_bytes)
+    told = _predicted(plan.prediction, step_s, fleet, BUFFERS[fewer.how] * num_bytes)
     lossy = compressed_parts(way.reductions)
     plan = replace(plan, reductions=way.reductions, prediction=told, inexact=lossy, fewer=fewer)
     return Candidate(
@@ -187,8 +187,11 @@ def _group_s(fleet: Fleet, profile: Profile, job: Job, plan: Plan, group: tuple[
     return split.step_s
 
 
-def _predicted(told: Prediction, step_s: float, fleet: Fleet, num_bytes: float) -> Prediction:
-    """The prediction of a plan whose step takes `step_s`; what its causes leave of that goes to the sums."""
+def _predicted(told: Prediction, step_s: float, fleet: Fleet, more_bytes: float) -> Prediction:
+    """The prediction of a plan whose step takes `step_s`; what its causes leave of that goes to the sums.
+
+    `more_bytes` lie in host memory, which is the memory of devices that are CPUs.
+    """
     scale = step_s / told.step_s
     seconds = {}
     for name, causes in told.seconds.items():
@@ -196,8 +199,9 @@ def _predicted(told: Prediction, step_s: float, fleet: Fleet, num_bytes: float) 
         left = max(0.0, step_s - sum(busy.values()))
         wait = min(left, causes.get("wait", 0.0))
         seconds[name] = {**busy, "wait": wait, "reduce": left - wait}
-    more = BUFFERS * int(num_bytes)
-    memory = {n: b + (more if fleet.device(n).type == "cpu" else 0) for n, b in told.memory_bytes.items()}
+    memory = {
+        n: b + (int(more_bytes) if fleet.device(n).type == "cpu" else 0) for n, b in told.memory_bytes.items()
+    }
     return replace(
         told,
         step_s=step_s,

@@ -392,7 +392,7 @@ class Step:
         """
         self.totals = totals
         scale = self.bench.loss_scale.value if self.bench.loss_scale else 1.0
-        weight = totals.weight + self._arrived()
+        weight = totals.weight or self._arrived()
         self.verdict = judge(totals.health, on_non_finite=self.bench.settings.on_non_finite, weight=weight)
         late = self._late
         if self.verdict.do == "apply":
@@ -414,19 +414,15 @@ class Step:
 
     def _arrived(self) -> float:
         """The weight of what other circles sent in the step before, once it is here."""
-        if self._late is None:
-            return 0.0
-        before = self.driver.now()
-        weight = self._late.arrive()
-        self._spent("REDUCE_GRAD", "reduce", before)
-        return weight
+        return self._late.arrive() if self._late else 0.0
 
     def _mixed(self, late: Late, totals: Totals) -> bool:
         """Other circles' gradients of the step before come in, and this one's go out; False if not finite."""
         views = self.bench.holding.reducers.sums_of(late.parameters)
         had = [p.grad is not None for p in late.parameters]
-        numbers = torch.tensor(totals.values, dtype=torch.float64)
+        numbers, before = torch.tensor(totals.values, dtype=torch.float64), self.driver.now()
         found = late.mix(views, had, totals.weight, numbers)
+        self._spent("REDUCE_GRAD", "reduce", before)
         if found is None:
             return False
         for p, view, has in zip(late.parameters, views, found, strict=True):

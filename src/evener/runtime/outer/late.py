@@ -15,34 +15,42 @@ from torch import Tensor, nn
 from evener.runtime.outer.between import Between, Flat, Summing
 
 
+class _Part:
+    """What this group sends of one step, and what comes of it: own values and the sum of all groups."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.own, self.sum = Flat(parameters), Flat(parameters)
+        self.own_tail = torch.zeros(0, dtype=torch.float64)  # weight, who had a gradient
+        self.told = self.own_tail  # the same of all groups, then the numbers that go along
+
+    def fill(self, tail: Tensor, numbers: Tensor) -> None:
+        self.sum.set_to(self.own)
+        self.own_tail, self.told = tail, torch.cat([tail, numbers])
+
+
 class Late:
     """The other groups' part of each step's gradient, which comes one step late.
 
-    Within a step: `arrive`, then `mix` or, where the step does not count here, `pass_by`. What came in for a
-    step that does not count is kept for the next one. `numbers` are float64 that groups sum beside the
-    gradients: `arrived` has those of the step before, complete.
+    Each step that counts calls `mix`, one that does not `pass_by`. What came in for a step that does not count
+    is kept for the next one. `numbers` are float64 that groups sum beside the gradients: `arrived` has those
+    of the step before, complete.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], between: Between) -> None:
         self.parameters, self._between = list(parameters), between
-        self._own, self._sum = Flat(self.parameters), Flat(self.parameters)
+        # Two, so that a part is ready when the one before arrives: the link does not wait for copies.
+        self._next, self._spare = _Part(self.parameters), _Part(self.parameters)
+        self._flying: tuple[_Part, Summing] | None = None
         self._late, self._tail_size = Flat(self.parameters), 1 + len(self.parameters)
-        self._late_tail = torch.zeros(self._tail_size, dtype=torch.float64)  # weight, who had a gradient
-        self._own_tail = torch.zeros(self._tail_size, dtype=torch.float64)
-        self._told = torch.zeros(0, dtype=torch.float64)
-        self._pending: Summing | None = None
+        self._late_tail = torch.zeros(self._tail_size, dtype=torch.float64)
         self.arrived: Tensor | None = None
         self.trained = 0.0  # weight of all own steps
 
     def arrive(self) -> float:
         """Wait for what is on its way; the weight of what the others sent and was not used yet."""
-        if self._pending:
-            pending, self._pending = self._pending, None
-            pending.wait()
-            self._late.add(self._sum)
-            self._late.add(self._own, -1.0)
-            self._late_tail += self._told[: self._tail_size] - self._own_tail
-            self.arrived = self._told[self._tail_size :].clone()
+        came = self._landed()
+        if came:
+            self._take_in(came)
         return float(self._late_tail[0])
 
     def mix(
@@ -53,17 +61,18 @@ class Late:
         `had` says which parameters had a gradient at all; returned is the same with the others'. None where
         the own gradients are NaN or infinite: they are not sent, and the step must not count.
         """
-        self._own.take(views)
-        self._own.multiply(weight)
-        if not self._own.is_finite:
+        part = self._next
+        part.own.take(views)
+        part.own.multiply(weight)
+        if not part.own.is_finite:
             self.pass_by(numbers)
             return None
-        flags = [float(h) for h in had]
-        self._send(torch.tensor([weight, *flags], dtype=torch.float64), numbers)
+        part.fill(torch.tensor([weight, *map(float, had)], dtype=torch.float64), numbers)
+        self._exchange(part)
         self.trained += weight
         whole = weight + float(self._late_tail[0])
         if self._late_tail[0] > 0:
-            self._late.add(self._own)
+            self._late.add(part.own)
             self._late.multiply(1.0 / whole)
             self._late.give(views)
         found = [h or bool(count > 0) for h, count in zip(had, self._late_tail[1:].tolist(), strict=True)]
@@ -73,15 +82,32 @@ class Late:
 
     def pass_by(self, numbers: Tensor) -> None:
         """This group's part of the step does not count: the others are sent nothing of it."""
-        self._own.zero()
-        self._send(torch.zeros(self._tail_size, dtype=torch.float64), numbers)
+        part = self._next
+        part.own.zero()
+        part.fill(torch.zeros(self._tail_size, dtype=torch.float64), numbers)
+        self._exchange(part)
 
-    def _send(self, tail: Tensor, numbers: Tensor) -> None:
-        assert not self._pending
-        self._own_tail = tail
-        self._sum.set_to(self._own)
-        self._told = torch.cat([tail, numbers])
-        self._pending = self._between.start("late", self._sum, self._told)
+    def _exchange(self, part: _Part) -> None:
+        """What was on its way comes in, and `part` leaves."""
+        came = self._landed()
+        self._flying = part, self._between.start("late", part.sum, part.told)
+        self._next, self._spare = self._spare, part
+        if came:
+            self._take_in(came)
+
+    def _landed(self) -> _Part | None:
+        if self._flying is None:
+            return None
+        part, pending = self._flying
+        self._flying = None
+        pending.wait()
+        return part
+
+    def _take_in(self, came: _Part) -> None:
+        self._late.add(came.sum)
+        self._late.add(came.own, -1.0)
+        self._late_tail += came.told[: self._tail_size] - came.own_tail
+        self.arrived = came.told[self._tail_size :].clone()
 
     def settle(self) -> None:
         """All groups end with one model: the mean of theirs, by the weight each has trained on.
@@ -90,7 +116,7 @@ class Late:
         group that made them has moved by them.
         """
         self.arrive()
-        mine = self._own
+        mine = self._next.own
         mine.take(self.parameters)
         mine.multiply(self.trained)
         told = torch.tensor([self.trained], dtype=torch.float64)
