@@ -182,7 +182,7 @@ def plain_delayed(steps: int, optimizer: str) -> list[torch.Tensor]:
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adamw"])
 def test_local_steps_are_a_plain_loop_of_diloco(tmp_path: Path, optimizer: str) -> None:
     """7 steps in rounds of 3: the last outer step is of one; the third batch is the rest of the epoch."""
-    plan = plan_with(Fewer(how="local", every=3))
+    plan = plan_with(Fewer(how="local", every=3, rate=0.7, momentum=0.9))
     outcome, got = trained(request_for(tmp_path, plan, 7, optimizer=optimizer))
     assert relative_error(got, plain_local(7, 3, 0.7, 0.9, optimizer)) <= 1e-12
     assert any("between hosts: 3 exchanges in 7 steps" in d for d in outcome.decisions)
@@ -223,7 +223,7 @@ def test_rounds_longer_than_the_run_end_with_an_outer_step(tmp_path: Path) -> No
 
 def test_a_host_without_samples_goes_along(tmp_path: Path) -> None:
     parts = {A: 5, B: 3, C: 0}
-    plan = plan_with(Fewer(how="local", every=2), shares=parts)
+    plan = plan_with(Fewer(how="local", every=2, rate=0.7, momentum=0.9), shares=parts)
     _, got = trained(request_for(tmp_path, plan, 4))
     assert relative_error(got, plain_local(4, 2, 0.7, 0.9, SGD, parts)) <= 1e-12
 
@@ -266,7 +266,7 @@ def test_a_skipped_step_of_one_host_leaves_its_samples_out_of_a_delayed_exchange
     assert all(torch.isfinite(t).all() for t in got)
 
 
-@pytest.mark.parametrize("how", ["local:4", "delayed"])
+@pytest.mark.parametrize("how", ["local:4:0.7:0.9", "delayed"])
 def test_a_run_that_is_taken_up_ends_as_the_undisturbed_one(tmp_path: Path, how: str) -> None:
     """Saved after step 3, in the middle of a round, or with gradients on their way; Adam's state by group."""
     (fewer,) = fewer_in((how,))
@@ -311,7 +311,7 @@ def test_a_group_member_that_is_lost_ends_the_job_with_a_message(tmp_path: Path)
         launch(request_for(tmp_path, plan, 6, change=change, evaluate=False))
 
 
-@pytest.mark.parametrize("how", ["local:2", "delayed", "accumulate:2"])
+@pytest.mark.parametrize("how", ["local:2:0.7:0.9", "delayed", "accumulate:2"])
 def test_verify_holds_it_against_a_plain_loop_that_does_the_same_and_prints_the_deviation(
     tmp_path: Path, how: str
 ) -> None:

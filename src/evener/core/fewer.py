@@ -15,8 +15,9 @@ from evener.errors import UsageError
 
 How = Literal["accumulate", "delayed", "local"]
 HOWS: tuple[How, ...] = ("accumulate", "delayed", "local")
-RATE, MOMENTUM = 0.7, 0.9
-"""Of the outer Nesterov SGD: what DiLoCo (Douillard et al. 2023, arXiv 2311.08105) found best."""
+RATE, MOMENTUM = 1.0, 0.0
+"""Of the outer Nesterov SGD: the plain mean of weights. DiLoCo (Douillard et al. 2023, arXiv 2311.08105)
+found 0.7 and 0.9 best over hundreds of rounds; over few that overshoots, see docs/log.md."""
 MOST = 10_000
 SPELLING = "accumulate:4, delayed, local:16 or local:16:0.7:0.9 (steps, outer rate, outer momentum)"
 
@@ -24,8 +25,8 @@ SPELLING = "accumulate:4, delayed, local:16 or local:16:0.7:0.9 (steps, outer ra
 class Fewer(Value, frozen=True, kw_only=True):
     """One way to exchange less often, `every` so many global batches; None leaves the number to the model.
 
-    `rate` and `momentum` are those of the outer SGD of "local": 1 and 0 make it a plain mean. `why` is the
-    sentence why a plan has it.
+    `rate` and `momentum` are those of the outer SGD of "local": 1 and 0 are the plain mean of weights. `why`
+    is the sentence why a plan has it.
     """
 
     how: How

@@ -31,9 +31,9 @@ class _Part:
 class Late:
     """The other groups' part of each step's gradient, which comes one step late.
 
-    Each step that counts calls `mix`, one that does not `pass_by`. What came in for a step that does not count
-    is kept for the next one. `numbers` are float64 that groups sum beside the gradients: `arrived` has those
-    of the step before, complete.
+    Each step that counts calls `mix`, one that does not `pass_by`. What came in for a step that does not
+    count is kept for the next one. `numbers` are float64 that groups sum beside the gradients: `arrived` has
+    those of the step before, complete.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], between: Between) -> None:
