@@ -18,7 +18,7 @@ from torch import Tensor
 
 from evener.errors import FileError, UsageError
 from evener.runtime.tables.coldfile import ColdFile, write_durably
-from evener.runtime.tables.rows import WEIGHT, check_dtype, put
+from evener.runtime.tables.rows import WEIGHT, check_dtype, put, side_by_side
 
 HALF_LIFE = 100
 _EVICTED_PART = 16  # this part of a level makes room at once, as choosing costs a look at all slots
@@ -49,7 +49,8 @@ class Level:
         dtype: torch.dtype,
     ) -> None:
         self.most, self.below = min(most, num_rows), below
-        self.columns = {n: torch.zeros(self.most, w, dtype=dtype, device=device) for n, w in widths.items()}
+        self._records = torch.zeros(self.most, sum(widths.values()), dtype=dtype, device=device)
+        self.columns = side_by_side(self._records, widths)
         self._slot = np.full(num_rows, -1, dtype=np.int64)
         self._id = np.full(self.most, -1, dtype=np.int64)
         self._uses = np.zeros(self.most)
@@ -124,16 +125,12 @@ class Level:
         return np.flatnonzero(self._id < 0)[:count]
 
     def _get(self, slots: np.ndarray) -> np.ndarray:
-        where = torch.from_numpy(slots)
-        columns = [c.index_select(0, where.to(c.device)).cpu() for c in self.columns.values()]
-        return torch.cat(columns, 1).numpy()
+        where = torch.from_numpy(slots).to(self._records.device)
+        return self._records.index_select(0, where).cpu().numpy()
 
     def _put(self, slots: np.ndarray, records: np.ndarray) -> None:
-        where, first = torch.from_numpy(slots), 0
-        for column in self.columns.values():
-            piece = torch.from_numpy(np.ascontiguousarray(records[:, first : first + column.shape[1]]))
-            put(column, where.to(column.device), piece.to(column.device))
-            first += column.shape[1]
+        where, device = torch.from_numpy(slots), self._records.device
+        put(self._records, where.to(device), torch.from_numpy(records).to(device))
 
 
 def parts_of(ids: np.ndarray, most: int) -> list[np.ndarray]:
