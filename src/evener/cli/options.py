@@ -118,6 +118,14 @@ SamplesAtOnce = Annotated[
     int | None,
     typer.Option(min=1, help="Samples at once on a device (default: the planner's choice)."),
 ]
+WithCpu = Annotated[
+    bool,
+    typer.Option(
+        "--with-cpu",
+        help="Offer the host's CPU as one more device beside its accelerators, with the threads that they, "
+        "data loading and tables leave; left out, with the sum that shows why, where it would not pay.",
+    ),
+]
 Place = Annotated[
     list[str] | None,
     typer.Option(

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from evener.core.budgets import with_budgets
 from evener.core.catalogue import read_fleet
 from evener.core.files import read
@@ -56,8 +58,6 @@ def _named(word: str, present: tuple[Device, ...]) -> Device:
 
 def _distinct(devices: list[Device]) -> tuple[Device, ...]:
     """A CPU named several times becomes so many devices with their part of the threads each."""
-    from msgspec.structs import replace
-
     result: list[Device] = []
     for device in devices:
         again = devices.count(device)
@@ -73,7 +73,10 @@ def _distinct(devices: list[Device]) -> tuple[Device, ...]:
 
 
 def fleet_of(fleet: Path | None, rehearse: Path | None, devices: str | None, world_size: int | None) -> Fleet:
-    """The fleet of a run: of a file, cut down to the named devices, or what this host has."""
+    """The fleet of a run: of a file, cut down to the named devices, or what this host has.
+
+    CPUs of a file's hosts that are not among the named devices are its `hosts`.
+    """
     if fleet and rehearse:
         raise UsageError("--fleet and --rehearse exclude each other", remedy="give one of them")
     path = fleet or rehearse
@@ -86,6 +89,17 @@ def fleet_of(fleet: Path | None, rehearse: Path | None, devices: str | None, wor
             raise UsageError(f"--devices {devices!r} names no device", remedy="names of the fleet file")
         chosen = chosen.only(names).with_hosts((*whole.hosts, *whole.devices))
     return alike_by_kind(chosen).as_rehearsed() if rehearse else chosen
+
+
+def with_cpus(fleet: Fleet) -> Fleet:
+    """The fleet with the CPUs of its hosts as devices that may take samples; UsageError where it has none."""
+    if not fleet.hosts:
+        raise UsageError(
+            "--with-cpu offers the CPU beside accelerators, and there is no accelerator, or no CPU more",
+            numbers=f"devices: {', '.join(d.name for d in fleet.devices)}",
+            remedy="leave it out: a CPU alone, or one named in --devices, is used anyway",
+        )
+    return replace(fleet, devices=(*fleet.devices, *fleet.hosts), hosts=())
 
 
 def alike_by_kind(fleet: Fleet) -> Fleet:
@@ -104,9 +118,7 @@ def alike_by_kind(fleet: Fleet) -> Fleet:
     return fleet
 
 
-def split_of(
-    text: str | None, fleet: Fleet, option: str = "--batch-per-device"
-) -> dict[str, int] | None:
+def split_of(text: str | None, fleet: Fleet, option: str = "--batch-per-device") -> dict[str, int] | None:
     """Numbers by device from "2,2,2,15" (in the fleet's order) or "lab1/a=2,lab1/b=15"."""
     if not text:
         return None
@@ -142,6 +154,7 @@ def request_for(
     resume: str | None = None,
     parts: str | None = None,
     memory: Sequence[str] = (),
+    with_cpu: bool = False,
     **wishes: Any,
 ) -> Request:
     """The request for a run of `script`; its run folder exists when this returns.
@@ -151,7 +164,9 @@ def request_for(
     """
     if not script.is_file():
         raise UsageError(f"no script {script}", remedy="the path of a Python file with a function recipe()")
-    chosen = with_budgets(fleet_of(fleet, rehearse, devices, world_size_here()), memory)
+    chosen = fleet_of(fleet, rehearse, devices, world_size_here())
+    chosen = with_cpus(chosen) if with_cpu else chosen
+    chosen = with_budgets(chosen, memory)
     split = split_of(batch_per_device, chosen)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     if resume == LATEST and not run_dir:

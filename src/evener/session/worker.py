@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from evener.core.membership import Turn
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.runtime.replicas import spread_state
+from evener.session.beside import beside_accelerators
 from evener.session.conclude import Journal, Outcome
 from evener.session.fewer import NOT_ELASTIC, parting_ways
 from evener.session.meeting import FINISHED, FOREVER, OUTCOME, Failure, Meeting, is_launched
@@ -23,9 +24,9 @@ from evener.session.members.joiner import enter, own_profile
 from evener.session.members.member import Belongings, Generation, Member
 from evener.session.members.pulse import SILENT_S, Pulse
 from evener.session.members.turnover import next_turn, tear_down
-from evener.session.placing import settled
 from evener.session.owning import NOT_ELASTIC as PARTS_NOT_ELASTIC
 from evener.session.owning import may_hold_parts
+from evener.session.placing import settled
 from evener.session.preflight import look_over
 from evener.session.prepare import agreed_plan, prepared
 from evener.session.recipe import Recipe, load_recipe
@@ -82,8 +83,9 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     """
     handed_in = recipe is not None
     look_over(request, meeting)
-    site = site_of(request, meeting.rank)
     recipe = prepared(recipe or load_recipe(request.script, request.seed), request)
+    request, threads = beside_accelerators(request, recipe)
+    site = site_of(request, meeting.rank)
     recipe, placing = settled(recipe, request, meeting)
     pulse = None
     if survives(request, recipe):
@@ -91,7 +93,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
         pulse = _started_pulse(meeting, site.device.name)
         pulse.watch(1, others, lambda reason: meeting.sockets.shut())  # links are measured in a group
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse)
-    member.decisions += placing.settled.notes
+    member.decisions += [*threads, *placing.settled.notes]
     if request.elastic and len(request.fleet.devices) > 1 and table_names(recipe):
         member.decisions.append("tables are placed: the job ends when a device is lost, and none may join")
     apart = parting_ways(request, recipe)
