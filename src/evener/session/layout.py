@@ -134,6 +134,7 @@ def lay_out(
         lossy=wires.lossy,
     )
     tables.join(reducers, [p.module for p in parts.values()])
+    holding = replace(holding, ahead=tables.look_ahead(site.torch_device))
     return Layout(
         holding=holding,
         parameters=held,

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.tables_overlap import KINDS, SMALL, one
 from evener.core.actions import parse_action
-from evener.core.plan import Pipeline, Plan
+from evener.core.plan import Plan
 from evener.errors import ModelError
 from evener.rehearsal.device.clock import Clock
 from evener.rehearsal.device.driver import CardDriver
@@ -33,7 +33,7 @@ from tests.local import tables as cases
 from tests.local.device.opening import card_of
 from tests.local.device.test_job import fleet
 from tests.local.pool import Pool
-from tests.local.test_placed_tables import CPU, HEAD, SCRIPT, TABLES, stage, uneven
+from tests.local.test_placed_tables import CPU, SCRIPT, piped, stage, uneven
 
 IDS_OF = {"word": lambda batch: batch[0][:, :3], "goods": lambda batch: batch[0][:, 3:]}
 Ends = dict[str, torch.Tensor]
@@ -216,15 +216,29 @@ def test_the_way_of_rows_is_hidden(pool: Pool) -> None:
     assert ahead.rows_s <= 0.1 * ahead.transfer_s
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_a_rehearsed_run_with_tables_is_exact(tmp_path: Path, devices: int) -> None:
+def on_cards(plan: Plan, names: list[str]) -> Plan:
+    """The plan of lab1/a and lab1/b on the cards of these names."""
+    there = dict(zip(("lab1/a", "lab1/b"), names, strict=True))
+    pipelines = tuple(
+        changed(
+            pipeline,
+            stages=tuple(
+                stage(s.layers, there[s.shares[0].devices[0]], s.shares[0].samples) for s in pipeline.stages
+            ),
+        )
+        for pipeline in plan.pipelines
+    )
+    return changed(plan, pipelines=pipelines)
+
+
+@pytest.mark.parametrize(
+    "plan", [uneven(12), uneven(7, 5), piped("1f1b"), piped("zero-bubble")], ids=lambda p: p.schedule
+)
+def test_a_rehearsed_run_with_tables_is_exact(tmp_path: Path, plan: Plan) -> None:
     cards = fleet()
-    names = [d.name for d in cards.devices][:devices]
-    plan = uneven(12) if devices == 1 else uneven(7, 5)
-    pipelines = tuple(_on(pipeline, name) for pipeline, name in zip(plan.pipelines, names, strict=True))
+    plan = on_cards(plan, [d.name for d in cards.devices])
     script = tmp_path / "job.py"
     script.write_text(SCRIPT.format(place=CPU, device="", highest=50), encoding="utf-8")
-    plan = Plan(global_batch=12, pipelines=pipelines)
     found = verify(
         Request(
             script=str(script),
@@ -238,7 +252,3 @@ def test_a_rehearsed_run_with_tables_is_exact(tmp_path: Path, devices: int) -> N
     )
     assert found is not None and found.exact, found
     assert found.parameter_error_float64 <= 1e-10
-
-
-def _on(pipeline: Pipeline, name: str) -> Pipeline:
-    return changed(pipeline, stages=(stage(TABLES + HEAD, name, 2),))

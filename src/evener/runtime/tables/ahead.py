@@ -127,8 +127,10 @@ class Lookahead:
         self._following, self._beyond = following, beyond
 
     def arrive(self, batch: Any) -> None:
-        """The rows of `batch` are there for its forward, so far as they were sent."""
+        """The rows of `batch` (None: of a stage without one) are there for its forward, if they were sent."""
         self._check()
+        if batch is None:
+            return
         coming, self._coming = self._coming, None
         if coming is None or coming.batch is not batch:
             return
