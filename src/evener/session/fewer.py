@@ -225,6 +225,7 @@ def check_fewer(plan: Plan, recipe: Recipe) -> None:
         "BatchNorm over waves": recipe.batch_norm == "wave",
         "stealing": plan.steal,
         "owners of unequal state": bool(plan.owners),
+        "parameters or an optimiser on the host": any(s.residence for _, _, s in plan.numbered_stages()),
         "a loss scale (float16)": needs_loss_scale(plan, recipe),
     }
     found = [name for name, has in what.items() if has]

@@ -82,6 +82,8 @@ def check_owned(plan: Plan, recipe: Recipe, tables: tuple[str, ...]) -> None:
         if lower and not whole
         else f"the schedule {plan.schedule!r}, in which several micro-batches are alive at once"
         if plan.schedule != ORDER and not whole
+        else "stages whose parameters or optimiser live on the host"
+        if any(s.residence for s in stages)
         else "fewer exchanges"
         if getattr(plan, "fewer", None)
         else ""
