@@ -8,7 +8,7 @@ from evener.core.figures import Figure
 from evener.core.files import write
 from evener.core.fleet import Device, Fleet, Rehearsed
 from evener.errors import UsageError
-from evener.session.ask import fleet_of
+from evener.session.ask import fleet_of, with_cpus
 from tests.architecture.source import ROOT
 
 FLEETS = sorted((ROOT / "examples" / "fleets").rglob("*.json"))
@@ -54,3 +54,17 @@ def test_memory_and_scatter_may_differ(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", FLEETS, ids=lambda p: p.stem)
 def test_the_examples_can_be_rehearsed(path: Path) -> None:
     assert fleet_of(None, path, None, None).devices
+
+
+def test_a_cpu_that_is_not_named_is_the_host_of_those_that_are(tmp_path: Path) -> None:
+    """Its memory holds tables; with --with-cpu it takes samples."""
+    path = file_of(
+        tmp_path, device("lab/gpu0", type="cuda"), device("lab/cpu", kind="cpu"), device("far/cpu")
+    )
+    found = fleet_of(path, None, "lab/gpu0", None)
+    assert [d.name for d in found.devices] == ["lab/gpu0"]
+    assert [d.name for d in found.hosts] == ["lab/cpu"]
+    offered = with_cpus(found)
+    assert [d.name for d in offered.devices] == ["lab/gpu0", "lab/cpu"] and not offered.hosts
+    with pytest.raises(UsageError, match="--with-cpu offers the CPU beside accelerators"):
+        with_cpus(fleet_of(path, None, "lab/cpu", None))
