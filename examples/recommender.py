@@ -11,7 +11,8 @@ rating of four or five stars counts as liked. Held out is the last fifth of ever
 RECOMMENDER_ROWS=2000000 adds a table of that many rows, asked for by a hash of person and film together: the
 usual way in which tables outgrow memory. RECOMMENDER_PLACE is a JSON object that takes the place of `PLACE`
 below: {} for tables on the device with dense gradients, {"movie": {"lab1/a": 5, "lab1/b": 3, "lab1/c": 2}}
-for a shared one.
+for a shared one, {"movie": {"file": "runs/movies", "rows": 1200}} for one in a file. While it runs and at its
+end a run tells ids and rows a second, and of a table in a file the part of its rows that was in memory.
 """
 
 import json
