@@ -209,7 +209,7 @@ class _Played:
 
 
 class _Play:
-    """Rounds of micro-batches; each device pulls and sends one thing after another, and waits for nobody.
+    """Rounds of micro-batches; each device pulls one thing after another and sends one after another.
 
     A unit is pulled when the one before the last has been used, so that two are whole at once; the last two
     of a forward stay for the backward. A unit's backward waits until the gradients of the last but one have
@@ -229,7 +229,8 @@ class _Play:
         self._rounds, self._rounds_of = rounds, rounds_of
         self._now = begin_s.copy()
         self._arrive_s, self._gather_s, self._scatter_s = arrive_s, gather_s, scatter_s
-        self._wire = np.where(rounds_of > 0, arrive_s.max(initial=0.0), 0.0)
+        self._pulled = np.where(rounds_of > 0, arrive_s.max(initial=0.0), 0.0)
+        self._sent = np.zeros(len(begin_s))
 
     def run(self) -> _Played:
         """All rounds. After two alike, more of the same take as long as the last of them."""
@@ -238,31 +239,41 @@ class _Play:
         for r, works in enumerate(self._rounds):
             two = self._rounds[max(r - 2, 1) : r]
             if before is not None and len(two) == 2 and all(_same(works, x) for x in two):
-                self._now, self._wire = self._now + before[0], self._wire + before[1]
+                self._now, self._pulled, self._sent = (
+                    x + more for x, more in zip((self._now, self._pulled, self._sent), before, strict=True)
+                )
                 both.append(both[-1])
                 continue
-            begun = self._now, self._wire
+            begun = self._now, self._pulled, self._sent
             at = self._rounds_of > r
             self._forward(np.array([f for f, _ in works]), at, first=r == 0)
             turned = self._now
             self._backward(np.array([b for _, b in works]), at)
             both.append(list(zip((turned - begun[0]).tolist(), (self._now - turned).tolist(), strict=True)))
-            before = self._now - begun[0], self._wire - begun[1]
-        return _Played(ends_s=self._now, wire_s=self._wire, both_s=both)
+            now = self._now, self._pulled, self._sent
+            before = tuple(x - then for x, then in zip(now, begun, strict=True))
+        return _Played(ends_s=self._now, wire_s=self._sent, both_s=both)
 
-    def _on_wire(self, asked_s: np.ndarray, seconds: float, at: np.ndarray) -> np.ndarray:
-        """When each device of `at` has done what it asks of its links at `asked_s`."""
-        self._wire = np.where(at, np.maximum(self._wire, asked_s) + seconds, self._wire)
-        return np.where(at, self._wire, 0.0)
+    def _pull(self, unit: int, at: np.ndarray) -> np.ndarray:
+        """When the unit's parameters are there, asked for now by the devices of `at`."""
+        done = np.maximum(self._pulled, self._now) + self._gather_s[unit]
+        self._pulled = np.where(at, done, self._pulled)
+        return np.where(at, done, 0.0)
+
+    def _send(self, unit: int, at: np.ndarray) -> np.ndarray:
+        """When the unit's gradients have left."""
+        done = np.maximum(self._sent, self._now) + self._scatter_s[unit]
+        self._sent = np.where(at, done, self._sent)
+        return np.where(at, done, 0.0)
 
     def _forward(self, forward: np.ndarray, at: np.ndarray, *, first: bool) -> None:
-        used = [self._now, self._now]
-        for k in range(forward.shape[1]):
-            there = np.where(at & first, self._arrive_s[k], 0.0)
-            if self._gather_s[k]:
-                there = self._on_wire(used[-2], float(self._gather_s[k]), at)
-            self._now = np.maximum(self._now, there) + forward[:, k]
-            used.append(self._now)
+        count = forward.shape[1]
+        there = [np.where(at & first, self._arrive_s[k], 0.0) for k in range(count)]
+        for k in range(count):
+            for ahead in (0, 1) if k == 0 else (k + 1,):  # two are whole: k, and the one behind it
+                if ahead < count and self._gather_s[ahead]:
+                    there[ahead] = self._pull(ahead, at)
+            self._now = np.maximum(self._now, there[k]) + forward[:, k]
 
     def _backward(self, backward: np.ndarray, at: np.ndarray) -> None:
         count = backward.shape[1]
@@ -272,9 +283,9 @@ class _Play:
         for k in reversed(range(count)):
             self._now = np.maximum(self._now, np.maximum(there[k], sent[k + 2])) + backward[:, k]
             if k > 1 and self._gather_s[k - 2]:
-                there[k - 2] = self._on_wire(self._now, float(self._gather_s[k - 2]), at)
+                there[k - 2] = self._pull(k - 2, at)
             if self._scatter_s[k]:
-                sent[k] = self._on_wire(self._now, float(self._scatter_s[k]), at)
+                sent[k] = self._send(k, at)
 
 
 def _same(a: Sequence[Work], b: Sequence[Work]) -> bool:
