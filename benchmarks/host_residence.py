@@ -5,7 +5,8 @@ python benchmarks/host_residence.py --json
 A language model whose parameters, gradients and AdamW state exceed a rehearsed RTX 3080, on PCIe 4.0 x16 and
 on a link four times slower, with the card's memory capped at what each way needs by its prediction and a
 little more. The device's clock says what a step takes; the same run with copies that take no time says what
-of them shows. What its own allocator counted at most stands beside the predicted peak.
+of them shows. What its own allocator counted at most stands beside the predicted peak. Then budgets: what the
+planner chooses under each is to be the fastest of all ways that were measured and fit.
 """
 
 import sys
@@ -39,6 +40,7 @@ WAYS: list[
     tuple[str | None, bool, int, float]
 ] = [  # (residence, recompute, micro-batch, times slower a link)
     (None, False, 8, 1),
+    (None, True, 8, 1),
     ("host-optimizer", False, 8, 1),
     ("host", False, 8, 1),
     ("host", False, 4, 1),
@@ -46,6 +48,7 @@ WAYS: list[
     ("host", True, 8, 1),
 ]
 STEPS = 4
+BUDGETS = (0.9, 0.5, 0.2)  # of what everything on the device needs
 
 
 def recipe() -> ev.Recipe:
@@ -74,7 +77,12 @@ def card(*, memory: float | None = None, slower_link: float = 1.0, copies: bool 
     own = Figure(value=memory, source="assumed") if memory else device.memory_bytes
     # The host's memory is as fast as the link as it is, whatever is then tried of the link.
     rate = 2**20 / (link.curve.seconds(2**21) - link.curve.seconds(2**20))
-    cpu = Device(name="lab/cpu", kind="host", bytes_per_s=Figure(value=rate, source="assumed"))
+    cpu = Device(
+        name="lab/cpu",
+        kind="host",
+        bytes_per_s=Figure(value=rate, source="assumed"),
+        memory_bytes=Figure(value=64e9 / SCALE.smaller, source="assumed"),
+    )
     return replace(
         fleet,
         devices=(replace(device, memory_bytes=own, free_memory_bytes=None),),
@@ -162,6 +170,35 @@ def measured(profile: Profile, way: tuple[str | None, bool, int, float]) -> dict
     return row
 
 
+def planned(profile: Profile, rows: list[dict[str, Any]], part: float) -> dict[str, Any]:
+    """What the planner does under a budget of `part` of what everything on the device needs."""
+    alike = [r for r in rows if r["micro_batch"] == 8 and r["slower_link"] == 1]
+    framework = card().devices[0].framework_bytes
+    room = part * next(r["peak_bytes"] for r in alike if r["residence"] is None and not r["recompute"])
+    memory = (room + (framework.value if framework else 0.0)) / 0.9  # a tenth is left free
+    outcome, records, _ = run(card(memory=memory), profile=profile, micro_batch=8)
+    ((_, _, stage),) = outcome.plan.numbered_stages()
+    fitting = {(r["residence"], r["recompute"]): r["step_s"] for r in alike if r["peak_bytes"] <= room}
+    row = {
+        "budget_bytes": room,
+        "residence": stage.residence,
+        "recompute": stage.recompute,
+        "step_s": step_s(records),
+        "predicted_step_s": outcome.plan.prediction.step_s,
+        "peak_bytes": outcome.peak_bytes[CARD].value,
+        "fastest_that_fits_s": min(fitting.values()),
+        "micro_batch": outcome.plan.pipelines[0].micro_batch,
+    }
+    say(
+        f"budget {room / 2**20:.1f} MiB: planned {stage.residence or 'device'}"
+        f"{', recomputed' if stage.recompute else ''}, micro-batch {row['micro_batch']}: "
+        f"{row['predicted_step_s']:.4f} s predicted, "
+        f"{row['step_s']:.4f} measured, peak {row['peak_bytes'] / 2**20:.1f} MiB; the fastest of "
+        f"{len(fitting)} that fit takes {row['fastest_that_fits_s']:.4f}"
+    )
+    return row
+
+
 def bars_of(rows: list[dict[str, Any]]) -> list[Bar]:
     """Predictions against what was measured, and what the residences are for."""
     hosted = [r for r in rows if r["residence"]]
@@ -183,7 +220,14 @@ def main() -> int:
     _, _, profile = run(card())
     assert profile is not None
     rows = [measured(profile, way) for way in (WAYS[1:3] if options.quick else WAYS)]
-    return finish({"rows": rows}, bars_of(rows), as_json=options.json)
+    bars, plans = bars_of(rows), []
+    if not options.quick:
+        plans = [planned(profile, rows, part) for part in BUDGETS]
+        worst = max(p["step_s"] / p["fastest_that_fits_s"] for p in plans)
+        bars.append(
+            Bar(name="planned step against the fastest measured that fits", value=worst, at_most=1.02)
+        )
+    return finish({"rows": rows, "plans": plans}, bars, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ host               a3 │ a2 │ a1 │ a0
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,15 +71,22 @@ def _seconds(curve: Curve, sizes: np.ndarray) -> np.ndarray:
     return np.array([curve.seconds(float(n)) if n else 0.0 for n in sizes])
 
 
-def forward_ends(c: Sequence[float], x: Sequence[float], there: Sequence[int]) -> list[float]:
+class Ends(NamedTuple):
+    """When a pass through layers would end with each of them, and how long it has waited for copies then."""
+
+    ends_s: list[float]
+    waits_s: list[float]
+
+
+def forward_ends(c: Sequence[float], x: Sequence[float], there: Sequence[int]) -> Ends:
     """When each layer of a forward ends, of layers that take `c` to compute and `x` to come.
 
     `there` are those on the device at its begin. Layer k+1 is sent for when layer k begins. Example: three
-    layers of c = 2, x = 3, the first two there: 2, 4, 7; with none there 5, 8, 11.
+    layers of c = 2, x = 3, the first two there: 2, 4, 7 after waits of 0, 0, 1; with none there 5, 8, 11.
     """
     ready = dict.fromkeys(there, 0.0)
-    now = engine = 0.0
-    ends = []
+    now = engine = waited = 0.0
+    found = Ends([], [])
 
     def send_for(k: int, since: float) -> None:
         nonlocal engine
@@ -87,17 +95,17 @@ def forward_ends(c: Sequence[float], x: Sequence[float], there: Sequence[int]) -
 
     for k in range(len(c)):
         send_for(k, now)
+        waited += max(0.0, ready[k] - now)
         now = max(now, ready[k])
         if k + 1 < len(c):
             send_for(k + 1, now)
         now += c[k]
-        ends.append(now)
-    return ends
+        found.ends_s.append(now)
+        found.waits_s.append(waited)
+    return found
 
 
-def backward_ends(
-    b: Sequence[float], x: Sequence[float], g: Sequence[float], a: Sequence[float]
-) -> list[float]:
+def backward_ends(b: Sequence[float], x: Sequence[float], g: Sequence[float], a: Sequence[float]) -> Ends:
     """When a backward that goes down to each layer would end, gradients included, from the last layer on.
 
     Layers take `b` to compute, `x` to come, and their gradients `g` to leave and `a` to be added on the host.
@@ -107,10 +115,11 @@ def backward_ends(
     would end at 6, 10 or 14.
     """
     ready = dict.fromkeys(range(max(len(b) - 2, 0), len(b)), 0.0)
-    now = engine = out = host = 0.0
+    now = engine = out = host = waited = 0.0
     landing: tuple[float, float] | None = None
-    ends = []
+    found = Ends([], [])
     for k in range(len(b) - 1, -1, -1):
+        waited += max(0.0, ready[k] - max(now, host))
         begin = max(now, host, ready[k])
         came = engine
         if k - 1 >= 0 and k - 1 not in ready:
@@ -122,8 +131,9 @@ def backward_ends(
             out = max(now, out, host) + g[k]
             landing = out, a[k]
         last = max(host, landing[0]) + landing[1] if landing is not None else host
-        ends.append(max(now, last, came))
-    return ends
+        found.ends_s.append(max(now, last, came))
+        found.waits_s.append(waited + max(0.0, out - max(now, host)))
+    return found
 
 
 def resident(model: CostModel, stage: Stage, name: str, samples: int) -> Resident:
@@ -155,7 +165,7 @@ def _made(
     data = model.bytes
     held, made, state = (float(s[last] - s[first]) for s in (data.parameters, data.gradients, data.optimizer))
     update = step_passes(state / held if held else 0.0) * held / road.host_bytes_per_s
-    cold = forward_ends(c, x, ())[-1]
+    cold = forward_ends(c, x, ()).ends_s[-1]
     if residence == "host-optimizer":
         link = model.fleet.host_link(name)
         assert link is not None
@@ -167,14 +177,13 @@ def _made(
             update_s=update + out,
             exposed_s=0.0,
         )
-    warm, back = forward_ends(c, x, (0, 1))[-1], backward_ends(b, x, g, a)[-1]
-    copies = backward_ends(b, x, g, [0.0] * len(a))[-1]
+    warm, back = forward_ends(c, x, (0, 1)), backward_ends(b, x, g, a)
     return Resident(
-        forward_s=warm,
-        backward_s=back,
-        first_s=cold - warm,
+        forward_s=warm.ends_s[-1],
+        backward_s=back.ends_s[-1],
+        first_s=cold - warm.ends_s[-1],
         update_s=update,
-        exposed_s=warm - sum(c) + copies - sum(b),
+        exposed_s=warm.waits_s[-1] + back.waits_s[-1],
     )
 
 
@@ -193,12 +202,12 @@ def resident_tables(
     count = len(c)
     f, back, once = (np.full((count + 1, count + 1), np.inf) for _ in range(3))
     for i in range(count):
-        cold = forward_ends(c[i:], x[i:], ())
-        warm = forward_ends(c[i:], x[i:], (0, 1)) if residence == "host" else np.cumsum(c[i:])
+        cold = forward_ends(c[i:], x[i:], ()).ends_s
+        warm = forward_ends(c[i:], x[i:], (0, 1)).ends_s if residence == "host" else np.cumsum(c[i:])
         f[i, i + 1 :], once[i, i + 1 :] = warm, np.subtract(cold, warm)
     for j in range(1, count + 1):
         if residence == "host":
-            ends = backward_ends(b[:j], x[:j], g[:j], a[:j])
+            ends = backward_ends(b[:j], x[:j], g[:j], a[:j]).ends_s
         else:
             ends = np.cumsum(b[:j][::-1]).tolist()
         back[:j, j] = ends[::-1]

@@ -77,15 +77,15 @@ def plan(residence: str | None, *, samples: int = 4, num: int = 2, recompute: bo
 
 
 def test_copies_that_computing_hides_cost_nothing_and_longer_ones_set_the_pace():
-    assert forward_ends([2, 2, 2], [1, 1, 1], (0, 1)) == [2, 4, 6]
-    assert forward_ends([2, 2, 2], [3, 3, 3], (0, 1)) == [2, 4, 7]
-    assert forward_ends([2, 2, 2], [3, 3, 3], ()) == [5, 8, 11]
+    assert forward_ends([2, 2, 2], [1, 1, 1], (0, 1)) == ([2, 4, 6], [0, 0, 0])
+    assert forward_ends([2, 2, 2], [3, 3, 3], (0, 1)) == ([2, 4, 7], [0, 0, 1])
+    assert forward_ends([2, 2, 2], [3, 3, 3], ()) == ([5, 8, 11], [3, 4, 5])
 
 
 def test_a_backward_ends_when_its_last_gradients_are_added():
-    assert backward_ends([2, 2, 2], [3, 3, 3], [3, 3, 3], [1, 1, 1]) == [6, 10, 14]
-    assert backward_ends([2, 2, 2], [0, 0, 0], [0, 0, 0], [0, 0, 0]) == [2, 4, 6]
-    assert backward_ends([5, 5, 5], [1, 1, 1], [1, 1, 1], [1, 1, 1]) == [7, 12, 17]
+    assert backward_ends([2, 2, 2], [3, 3, 3], [3, 3, 3], [1, 1, 1]) == ([6, 10, 14], [3, 3, 3])
+    assert backward_ends([2, 2, 2], [0, 0, 0], [0, 0, 0], [0, 0, 0]) == ([2, 4, 6], [0, 0, 0])
+    assert backward_ends([5, 5, 5], [1, 1, 1], [1, 1, 1], [1, 1, 1]) == ([7, 12, 17], [1, 1, 1])
 
 
 @pytest.mark.parametrize("residence", ["host", "host-optimizer"])

@@ -28,9 +28,12 @@ class Piece:
         for p, view in zip(self.masters, self.views_of(self._home), strict=True):
             view.copy_(p.detach())
             p.data = view
-        self._nothing = torch.empty(0, dtype=dtype, device=flow.device)
+        # One value in the shape of each: a gradient may come while its guest is away, and takes its shape.
+        nothing = torch.zeros(1, dtype=dtype, device=flow.device)
+        self._away = [nothing.expand(p.shape) for p in self.masters]
         self.guests = tuple(
-            nn.Parameter(self._nothing.clone(), requires_grad=p.requires_grad) for p in self.masters
+            nn.Parameter(away, requires_grad=p.requires_grad)
+            for p, away in zip(self.masters, self._away, strict=True)
         )
         self.there: torch.Tensor | None = None
         self._coming: Copied | None = None
@@ -72,8 +75,8 @@ class Piece:
     def release(self) -> None:
         """Let go of the device's memory; graphs that need it again ask for it."""
         self._coming, self.there = None, None
-        for guest in self.guests:
-            guest.data = self._nothing
+        for guest, away in zip(self.guests, self._away, strict=True):
+            guest.data = away
 
     def gradients(self) -> torch.Tensor:
         """Memory of the device for its gradients, with nothing in it yet."""

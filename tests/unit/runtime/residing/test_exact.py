@@ -162,6 +162,31 @@ def test_a_step_is_that_of_a_plain_loop(stay: bool, recompute: bool, max_norm: f
     assert "forward" not in vars(model.blocks[0])
 
 
+def test_a_gradient_may_come_while_its_weight_is_away():
+    """Nothing before the first layer wants a gradient, so its backward does not ask for its weight."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(4))).double()
+    want = copy.deepcopy(model)
+    residing = Residing(model, list(model), CPU, stay=False)
+    problem = Problem(loss=nn.functional.mse_loss, inputs=default_inputs)
+    ranks, driver = Ranks(("lab/a",), "lab/a"), ScriptedDriver()
+    holding = whole_model(model, problem, ranks, SoloWire(), residing=residing, on_host=driver.on_host)
+    moves = torch.optim.SGD(model.parameters(), lr=0.5)
+    ex = Executor(holding, moves, problem, ranks, driver, Settings())
+    data = [tuple(torch.randn(n, 5).double() for _ in range(2)) for n in SIZES]
+    row = tuple(parse_action(word) for word in ALL_FORWARD.split())
+    for step in range(2):
+        ex.step(step, row, Alone(SIZES), lambda stage, micro: data[micro], sum(SIZES))
+    plain_moves = torch.optim.SGD(want.parameters(), lr=0.5)
+    for _ in range(2):
+        plain_moves.zero_grad()
+        x, y = (torch.cat(part) for part in zip(*data, strict=True))
+        nn.functional.mse_loss(want(x), y).backward()
+        plain_moves.step()
+    assert distance(list(model.parameters()), list(want.parameters())) < 1e-12
+    ex.close()
+
+
 def test_the_model_keeps_the_users_own_parameters_and_names():
     before = net()
     names = dict(before.named_parameters())
