@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch._dynamo  # what an optimiser loads in its first step, which others would wait for
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -26,7 +27,7 @@ from tests.fakes import PostOffice, ScriptedDriver, together
 from tests.reference import PlainRun, plain_loop
 
 WIDTH = 6
-_SEEDED = threading.Lock()  # threads share the generator
+_SEEDED = threading.RLock()  # threads share the generator
 
 
 class Tied(nn.Module):
@@ -70,6 +71,7 @@ class Job:
     max_norm: float | None = None
     loss_scale: float | None = None
     make_model: Callable[[], nn.Module] = chain
+    unit_bytes: float = 1  # every layer by itself
     seed: int = 0
 
     @property
@@ -133,12 +135,17 @@ class Device:
 
     def __init__(self, job: Job, here: str, post: Post, wire: Wire, plan: Plan | None = None) -> None:
         self.job, self.here, self.plan = job, here, plan or job.plan()
+        with _SEEDED:
+            self._open(post, wire)
+
+    def _open(self, post: Post, wire: Wire) -> None:
+        job, here = self.job, self.here
         self.model = job.model()
         self.optimizer = job.optimizer([p for p in self.model.parameters() if p.requires_grad])
         ranks = Ranks(self.plan.devices, here)
         driver, cpu = ScriptedDriver(), torch.device("cpu")
         means = Means(ranks=ranks, post=post, wire=wire, device=cpu, now=driver.now)
-        self.owned = Owned(self.model, self.optimizer, self.plan, means)
+        self.owned = Owned(self.model, self.optimizer, self.plan, means, unit_bytes=job.unit_bytes)
         problem = Problem(loss=mse_loss, inputs=default_inputs)
         stage = self.plan.devices.index(here)
         part = Part(stage=stage, module=self.model, problem=problem, device=cpu)

@@ -29,7 +29,7 @@ from evener.session.members.door import TOKEN_FILE, Door, Welcome, new_token
 from evener.session.members.joiner import meeting_at
 from evener.session.members.pulse import GONE, pulse_key
 from evener.session.members.wishes import leave_on_sigterm
-from evener.session.request import Request, at_start, claimed, folder_at
+from evener.session.request import Request, at_start, claimed, folder_at, may_hold_parts
 
 T = TypeVar("T")
 LOOK_S = 5.0
@@ -67,7 +67,8 @@ def _launch(request: Request, kind: type[T]) -> T:
     context.set_forkserver_preload(PRELOADED)
     lifeline, parent_end = context.Pipe(duplex=False)
     processes = []
-    door = _open_door(request, host, open_port, port) if request.elastic else None
+    elastic = request.elastic and not may_hold_parts(request)
+    door = _open_door(request, host, open_port, port) if elastic else None
     try:
         for number, device in enumerate([*request.fleet.devices, *(x.device for x in request.later)]):
             environment = {
@@ -86,7 +87,7 @@ def _launch(request: Request, kind: type[T]) -> T:
         if not request.quiet:
             tell(f"process ids: {some([f'{p.name} {p.pid}' for p in processes], MOST_NAMED)}")
         lookout = Lookout(Path(request.run_dir) / "metrics.jsonl")
-        _watch(processes, store, lookout, elastic=request.elastic and len(processes) > 1)
+        _watch(processes, store, lookout, elastic=elastic and len(processes) > 1)
         store.wait([OUTCOME], timedelta(seconds=GRACE_S))
         return decode(store.get(OUTCOME), kind, "the run's outcome")
     finally:
@@ -117,7 +118,7 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
             )
             return
         meeting = open_meeting()
-        if request.elastic:
+        if request.elastic and not may_hold_parts(request):
             leave_on_sigterm(meeting, request.fleet.devices[number].name)
         if request.predict:
             predict_to_file(request, meeting)

@@ -32,11 +32,6 @@ NOT_ELASTIC = "state is held in parts: the job ends when a device is lost, and n
 ORDER = "1f1b"
 
 
-def may_hold_parts(request: Request) -> bool:
-    """Whether the plan of this run may have owners: nobody else has the part of a lost device."""
-    return request.state != "replicated" or bool(request.plan and request.plan.owners)
-
-
 def with_owners(plan: Plan, request: Request, fleet: Fleet, model: nn.Module) -> Plan:
     """`plan` with the parts that the user gave, or with parts by memory where it was given without owners.
 

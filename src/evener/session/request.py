@@ -100,6 +100,11 @@ class Request(Value, frozen=True, kw_only=True):
             )
 
 
+def may_hold_parts(request: Request) -> bool:
+    """Whether state may be held in parts in this run: nobody else has the part of a lost device then."""
+    return request.state != "replicated" or bool(request.plan and request.plan.owners)
+
+
 def check_faults(request: Request) -> None:
     """UnknownNameError for a fault on a device that is not there; UsageError for what only a rehearsal can
     do.

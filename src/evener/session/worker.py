@@ -25,12 +25,11 @@ from evener.session.members.member import Belongings, Generation, Member
 from evener.session.members.pulse import SILENT_S, Pulse
 from evener.session.members.turnover import next_turn, tear_down
 from evener.session.owning import NOT_ELASTIC as PARTS_NOT_ELASTIC
-from evener.session.owning import may_hold_parts
 from evener.session.placing import settled
 from evener.session.preflight import look_over
 from evener.session.prepare import agreed_plan, prepared
 from evener.session.recipe import Recipe, load_recipe
-from evener.session.request import Later, Request
+from evener.session.request import Later, Request, may_hold_parts
 from evener.session.site import open_site, site_of
 from evener.session.tables import table_names, take_out
 from evener.session.train import conclude, train

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from evener.core.buckets import BUCKET_BYTES
 from evener.core.ownership import held_by
 from evener.core.plan import Plan
 from evener.core.seams import Post, Wire
@@ -66,7 +67,15 @@ class Owned:
     gradients. Called by all devices of the plan together.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, means: Means) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        means: Means,
+        *,
+        unit_bytes: float = BUCKET_BYTES,
+    ) -> None:
         kinds = {o.held for o in plan.owners}
         if len(kinds) > 1:
             raise PlanMismatchError(
@@ -79,7 +88,7 @@ class Owned:
         whole = {id(p) for p in cannot_cut(optimizer)}
         self.uncut = tuple(n for n, p in model.named_parameters() if id(p) in whole and p.requires_grad)
         holds_parameters = self.held == "parameters"
-        self.units = units_of_model(model, plan, whole=self.uncut, frozen=holds_parameters)
+        self.units = units_of_model(model, plan, whole=self.uncut, frozen=holds_parameters, limit=unit_bytes)
         kind = Gathering if holds_parameters else Spreading
         self.parameters = kind(
             model, self.units, self.ranks, means.post, means.device, means.now, self._waited

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from evener.core.buckets import BUCKET_BYTES
 from evener.core.layers import FoundLayer, find_layers
 from evener.core.ownership import check_owners, owned_spans, units_of
 from evener.core.plan import Ownership, Plan
@@ -73,9 +74,14 @@ class Unit:
 
 
 def units_of_model(
-    model: nn.Module, plan: Plan, *, whole: Collection[str] = (), frozen: bool = False
+    model: nn.Module,
+    plan: Plan,
+    *,
+    whole: Collection[str] = (),
+    frozen: bool = False,
+    limit: float = BUCKET_BYTES,
 ) -> tuple[Unit, ...]:
-    """The units of `model` under the plan's owners, in the order of its layers.
+    """The units of `model` under the plan's owners, in the order of its layers, of up to `limit` bytes.
 
     Parameters named in `whole` are not cut. Frozen ones, which have no state, are only in it with `frozen`.
     Raises PlanMismatchError for owners of unknown layers or devices, and for layers that have none.
@@ -95,7 +101,7 @@ def units_of_model(
     sizes = {name: sum(p.numel() * p.element_size() for p in held.values()) for name, held in own.items()}
     shared = _shared(layers, own)
     alone = shared | {name for name, layer in layers.items() if not layer.whole and layer.name in owners}
-    grouped = [part for unit in units_of(ordered, sizes) for part in _apart(unit, alone)]
+    grouped = [part for unit in units_of(ordered, sizes, limit) for part in _apart(unit, alone)]
     keepers = _whole_owners(grouped, own, whole, plan.devices)
     units: list[Unit] = []
     for group in grouped:
