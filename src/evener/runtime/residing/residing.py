@@ -19,6 +19,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from evener.errors import ModelError
 from evener.runtime.batchnorm import keeping_statistics
 from evener.runtime.residing.flow import Flow
 from evener.runtime.residing.order import Order
@@ -79,6 +80,9 @@ class Residing:
         self._order = Order(len(self._units))
         self._by_storage: dict[int, Piece] = {}
         self.returning = Returning(self.pieces, self.flow)
+        self._guards = [
+            p.register_hook(_Outside(name)) for name, p in module.named_parameters() if p.requires_grad
+        ]
         for number, unit in enumerate(self._units):
             unit.module.forward = _Visit(self, number, unit.module.forward)  # type: ignore[method-assign]
 
@@ -137,6 +141,8 @@ class Residing:
         """The layers are the user's own again, and the device's memory is free."""
         for unit in self._units:
             del unit.module.forward
+        for guard in self._guards:
+            guard.remove()
         for piece in self.pieces:
             piece.release()
         self._by_storage.clear()
@@ -216,6 +222,19 @@ class Residing:
             for unit in [self._units[n] for n in found] or [self._always]:
                 unit.pieces.append(piece)
         return pieces
+
+
+class _Outside:
+    """Called with a gradient of a parameter at home: not its layer, something else used it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        raise ModelError(
+            f"parameter {self._name!r} lives on the host and was used outside of its layer's forward",
+            remedy="call the layer itself, or a plan whose stage has no residence",
+        )
 
 
 class _Visit:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from evener.core.actions import parse_action
+from evener.errors import ModelError
 from evener.runtime.executor import Executor
 from evener.runtime.holding import Alone, Settings, whole_model
 from evener.runtime.problem import Problem, default_inputs
@@ -184,6 +185,27 @@ def test_a_gradient_may_come_while_its_weight_is_away():
         nn.functional.mse_loss(want(x), y).backward()
         plain_moves.step()
     assert distance(list(model.parameters()), list(want.parameters())) < 1e-12
+    ex.close()
+
+
+def test_a_parameter_that_is_used_outside_of_its_layer_is_an_error_and_no_lost_gradient():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(WORDS, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(self.embed(x), self.embed.weight)
+
+    model = Tied().double()
+    residing = Residing(model, [model.embed], CPU, stay=False)
+    problem = Problem(loss=loss_of, inputs=default_inputs, reduction="sum")
+    ranks, driver = Ranks(("lab/a",), "lab/a"), ScriptedDriver()
+    holding = whole_model(model, problem, ranks, SoloWire(), residing=residing, on_host=driver.on_host)
+    ex = Executor(holding, optimizer(list(model.parameters())), problem, ranks, driver, Settings())
+    row = tuple(parse_action(word) for word in ONE_BY_ONE.split())
+    with pytest.raises(ModelError, match="lives on the host and was used outside"):
+        ex.step(0, row, Alone(SIZES), lambda stage, micro: batches(0)[micro], sum(SIZES))
     ex.close()
 
 
