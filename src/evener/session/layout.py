@@ -4,7 +4,7 @@ plan ──► cut the model along the pipelines this device is in ──► nam
      ──► segments (parameters held by the same stages) ──► a group and a wire for each set of holders
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import nn
@@ -116,11 +116,7 @@ def lay_out(
         homes,
     )
     channel = site.channel(fleet, ranks, meeting.store, rehearse=rehearse)
-    holders: dict[str, tuple[str, ...]] = {}
-    for stage in sorted(names):
-        for name in names[stage]:
-            first = ties.get(name, name)
-            holders[first] = tuple(dict.fromkeys((*holders.get(first, ()), *devices[stage])))
+    holders = _holders(names, devices, ties)
     held = {n: named[n] for n in holders if n in named and ranks.here in holders[n]}
     few = not rehearse and ranks.world_size <= MOST_DEVICES
     quick = ChannelWire(channel, ranks) if few else None
@@ -144,6 +140,18 @@ def lay_out(
         notes=notes + tables.notes,
         tables=tables,
     )
+
+
+def _holders(
+    names: Mapping[int, Sequence[str]], devices: Mapping[int, Sequence[str]], ties: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
+    """The devices of all stages that hold each name; tied ones under their first."""
+    holders: dict[str, tuple[str, ...]] = {}
+    for stage in sorted(names):
+        for name in names[stage]:
+            first = ties.get(name, name)
+            holders[first] = tuple(dict.fromkeys((*holders.get(first, ()), *devices[stage])))
+    return holders
 
 
 def _everyones(
