@@ -225,6 +225,7 @@ class FleetFile(Value, frozen=True, kw_only=True):
 
     devices: tuple[Device, ...]
     links: tuple[FleetLine, ...] = ()
+    hosts: tuple[Device, ...] = ()
     scaled: Scale | None = None
     note: str = ""
     version: int = 1
@@ -257,10 +258,15 @@ def resolved(file: FleetFile, where: str) -> Fleet:
         summing = scale.of_curve(x.reduce_curve) if x.reduce_curve else None
         curve = scale.of_curve(curve)
         links.append(Link(a=x.a, b=x.b, kind=x.kind, curve=curve, reduce_curve=summing, bus=x.bus))
-    devices = [with_table(d) for d in file.devices]
+
+    def told(listed: tuple[Device, ...]) -> tuple[Device, ...]:
+        found = [with_table(d) for d in listed]
+        return tuple(file.scaled.of_device(d) if file.scaled else d for d in found)
+
     try:
         return Fleet(
-            devices=tuple(file.scaled.of_device(d) if file.scaled else d for d in devices),
+            devices=told(file.devices),
+            hosts=told(file.hosts),
             links=tuple(links),
             note=file.note,
             version=file.version,

@@ -3,6 +3,7 @@
 import pytest
 
 from evener.core.budgets import bytes_in, with_budgets
+from evener.core.catalogue import FleetFile, Scale, resolved
 from evener.core.figures import Figure, line
 from evener.core.fleet import Device, Fleet, Link
 from evener.core.plan import Share, Stage
@@ -74,3 +75,11 @@ def test_a_size_has_a_number_and_a_unit(text: str):
 def test_sizes():
     assert bytes_in("1.5GiB") == 1.5 * 2**30
     assert bytes_in("500 MB") == 5e8
+
+
+def test_a_fleet_file_may_name_the_cpus_of_its_hosts():
+    file = FleetFile(
+        devices=(Device(name="a/gpu0", kind="RTX 3080"),), hosts=(CPU,), scaled=Scale(slower=10, smaller=100)
+    )
+    (cpu,) = resolved(file, "here").hosts
+    assert cpu.bytes_per_s.value == pytest.approx(3e9) and cpu.memory_bytes.value == pytest.approx(0.64 * GB)
