@@ -63,3 +63,33 @@ def test_an_accelerator_and_the_cpu_train_one_model_exactly(tmp_path: Path) -> N
     assert found is not None
     assert found.gradient_error_float64 < 1e-12 and found.parameter_error_float64 < 1e-10
     assert found.gradient_error < 1e-5  # the two devices round matrix products differently
+
+
+TABLE = """
+import torch, evener as ev
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.head = nn.EmbeddingBag(50, 4, mode="sum"), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.emb(x)))
+
+def recipe():
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randint(0, 50, (96, 3), generator=g), torch.randint(0, 3, (96,), generator=g)
+    return ev.Recipe(model=Model(), dataset=list(zip(x, y)), loss=nn.CrossEntropyLoss(), global_batch=24,
+                     optimizer=lambda p: torch.optim.Adam(p, lr=1e-2), place={"emb": "cpu"})
+"""
+
+
+def test_rows_of_a_table_in_host_memory_are_sent_ahead_and_the_run_is_exact(tmp_path: Path) -> None:
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    request = request_for(tmp_path, fleet_here(f"{accelerator.type}:0"))
+    Path(request.script).write_text(TABLE, encoding="utf-8")
+    found = verify(request)
+    assert found is not None
+    assert found.parameter_error_float64 < 1e-10

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from evener.runtime.tables.transfers import Lanes
+
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -485,6 +487,19 @@ def no_warnings(device: str) -> None:
             optimizer.step()
 
 
+def lanes(device: str) -> None:
+    """Several tensors in one copy inwards, one outwards, beside what the device computes."""
+    both = Lanes(torch.device(device))
+    ids, rows = torch.arange(7), torch.randn(7, 3)
+    there_ids, there_rows = both.sent([ids, rows])
+    both.inwards.record_event().synchronize()
+    same(there_ids, ids)
+    same(there_rows, rows)
+    leaving = both.outgoing(there_rows.index_select(0, torch.searchsorted(there_ids, there_ids)) * 2)
+    torch.testing.assert_close(leaving.wait(), rows * 2)
+    assert both.sent([]) == []
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     f.__name__: f
     for f in (
@@ -492,6 +507,6 @@ CHECKS: dict[str, Callable[[str], None]] = {
         transformer, attention, recurrent, embedding, tied_weights, losses, optimizers, clipping,
         mixed_precision, loss_scaling, recomputing, saving, copying, moving_keeps_identity, hooks,
         errors_in_backward, custom_function, second_derivatives, data_loader, sequences, choosing, precisions,
-        dropping_out, state_dicts, vectors, accelerator_calls, no_warnings,
+        dropping_out, state_dicts, vectors, accelerator_calls, no_warnings, lanes,
     )
 }  # fmt: skip

@@ -33,6 +33,8 @@ class Lanes:
 
     def sent(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors of the host's on the device, in one copy by the lane inwards: each copy has a latency."""
+        if not tensors:
+            return []
         starts, size = [], 0
         for tensor in tensors:
             starts.append(size)
