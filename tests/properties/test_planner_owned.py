@@ -15,7 +15,8 @@ from evener.core.split import apportion
 from evener.cost.model import CostModel
 from evener.planner.aim import aim_of
 from evener.planner.groups import groups_of
-from evener.planner.owned import WHOLE, Draft, OwnedSearch
+from evener.planner.owned import OwnedSearch
+from evener.planner.owned_prices import WHOLE, Draft
 
 MB = 1_000_000
 

@@ -10,68 +10,28 @@ micro-batches alone: samples can be shared by speed first, and parts fill the me
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
 from evener.core.job import Job
 from evener.core.ownership import handover
-from evener.core.plan import HELD, Held, Ownership, Pipeline, Plan, Share, Stage
+from evener.core.plan import HELD
 from evener.core.split import apportion
-from evener.cost.model import CostModel
-from evener.cost.owned import OwnedCost, play_owned
-from evener.cost.owned_memory import Owners, owners_of
-from evener.planner.aim import Aim
 from evener.planner.balance import balance
 from evener.planner.groups import Group
-from evener.planner.parts import filled, simple
+from evener.planner.owned_moves import FEW_DEVICES, FEW_PRICED, polished, simpler
+from evener.planner.owned_prices import WHOLE, Draft, OwnedPlan, OwnedPrices
+from evener.planner.parts import filled
 
 Counts = tuple[int, ...]
-WHOLE = 1000
-"""Parts are searched in thousandths."""
 _MOST_SETS = 256
-_MOST_PRICED = 160
-_FEW_DEVICES = 16
-_FEW_PRICED = 40  # with more devices a price takes longer and single ones matter less
 _MORE_ROUNDS = 3  # numbers of micro-batches tried beyond the fewest that fit
-_SIMPLER = 0.0005  # small whole numbers may cost so much
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Who takes what: samples, micro-batch and part by device, in one order."""
-
-    names: tuple[str, ...]
-    samples: tuple[int, ...]
-    sizes: tuple[int, ...]
-    parts: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnedPlan:
-    """A plan with owners, its price, and what makes it better than others (see `Aim`)."""
-
-    plan: Plan
-    cost: OwnedCost
-    value: float
-    draft: Draft
 
 
 @dataclass(kw_only=True)
-class OwnedSearch:
-    """The best plan in which owners keep `held` in parts, over any subset of the devices of `groups`.
+class OwnedSearch(OwnedPrices):
+    """The best plan in which owners keep `held` in parts, over any subset of the devices of `groups`."""
 
-    Groups must have seconds by layer. A plan fits when every device's predicted bytes stay within its group's
-    `usable_bytes`.
-    """
-
-    model: CostModel
-    job: Job
-    aim: Aim
-    groups: tuple[Group, ...]
-    held: Held
-    _prices: dict[Draft, OwnedPlan | None] = field(default_factory=dict)
-    _limits: dict[tuple[int, float], int] = field(default_factory=dict)
     _curves: dict[tuple, list[float]] = field(default_factory=dict)
     _wires: dict[tuple[str, ...], float] = field(default_factory=dict)
 
@@ -82,9 +42,9 @@ class OwnedSearch:
         held = sum(max(self.most_part(0, g.usable_bytes), 0) * len(g.names) for g in self.groups)
         if held < WHOLE or not any(able):
             return None
-        many = len(self._usable) > _FEW_DEVICES
+        many = len(self.usable) > FEW_DEVICES
         for some, counts in self._sets():
-            if many and best is not None and len(self._prices) > _FEW_PRICED:
+            if many and best is not None and len(self.priced) > FEW_PRICED:
                 break
             if any(k and not can for k, can in zip(some, able, strict=True)):
                 continue
@@ -95,7 +55,7 @@ class OwnedSearch:
         if not given_or_kept(self.job):
             rules = [self.by(weights) for weights in self.rules().values()]
             best = min((r for r in (best, *rules) if r), key=lambda r: r.value, default=None)
-        return None if best is None else self._simpler(self._polished(best))
+        return None if best is None else simpler(self, polished(self, best))
 
     def rules(self) -> dict[str, dict[str, float]]:
         """What both samples and state may go by in the hands of one who has a single rule."""
@@ -112,91 +72,6 @@ class OwnedSearch:
         """Samples a second of a kind in its best micro-batch."""
         one = self._seconds(kind)
         return max(size / one[size] for size in range(1, len(one)))
-
-    def price(self, draft: Draft) -> OwnedPlan | None:
-        """The draft as a plan with its price; None where a device's memory would not hold it."""
-        if draft not in self._prices:
-            fits = all(
-                self.most_part(size if n else 0, self._usable[name]) >= part
-                for name, n, size, part in zip(
-                    draft.names, draft.samples, draft.sizes, draft.parts, strict=True
-                )
-            )
-            found = None
-            if fits:
-                plan = self.plan_of(draft)
-                cost = play_owned(self.model, plan)
-                value = self.aim.value(cost.step_s, plan.devices)
-                found = OwnedPlan(plan=plan, cost=cost, value=value, draft=draft)
-            self._prices[draft] = found
-        return self._prices[draft]
-
-    def least_with(self, device: str) -> float:
-        """Seconds of the best plan seen that uses `device`; infinite where none was."""
-        priced = (p for p in self._prices.values() if p is not None and device in p.draft.names)
-        return min((p.cost.step_s for p in priced), default=float("inf"))
-
-    def plan_of(self, draft: Draft) -> Plan:
-        """The draft as a plan."""
-        layers = tuple(x.name for x in self.model.profile.layers)
-        pipelines = tuple(
-            Pipeline(
-                samples=n,
-                micro_batch=size if n else 1,
-                stages=(Stage(layers=layers, shares=(Share(devices=(name,), samples=size if n else 1),)),),
-            )
-            for name, n, size in zip(draft.names, draft.samples, draft.sizes, strict=True)
-        )
-        parts = dict(zip(draft.names, draft.parts, strict=True))
-        owners = tuple(
-            Ownership(layer=x.name, parts=parts, held=self.held)
-            for x in self.model.profile.layers
-            if x.param_bytes
-        )
-        return Plan(global_batch=self.job.global_batch, pipelines=pipelines, schedule="1f1b", owners=owners)
-
-    @cached_property
-    def _usable(self) -> dict[str, float]:
-        return {name: g.usable_bytes for g in self.groups for name in g.names}
-
-    @cached_property
-    def _owners(self) -> Owners:
-        """Owners over one device, whose parts are set as needed."""
-        name = self.groups[0].names[0]
-        alone = Draft((name,), (self.job.global_batch,), (1,), (1,))
-        return owners_of(self.model.profile, self.model.bytes, self.plan_of(alone))
-
-    def bytes_with(self, size: int, part: float) -> float:
-        """What a device holds with this part of 1 and micro-batches of `size` (0: no samples)."""
-        owners = self._owners
-        (name,) = owners.parts
-        owners.parts[name][:] = part  # the one device stands for any
-        return owners.memory(name, size).total
-
-    def most_part(self, size: int, usable: float) -> int:
-        """The largest part, in thousandths, that fits beside micro-batches of `size`; -1 where none does."""
-        key = (size, usable)
-        if key not in self._limits:
-            low, high = -1, WHOLE
-            while low < high:
-                middle = (low + high + 1) // 2
-                fits = self.bytes_with(size, middle / WHOLE) <= usable
-                low, high = (middle, high) if fits else (low, middle - 1)
-            self._limits[key] = low
-        return self._limits[key]
-
-    def _caps(self, names: Sequence[str], sizes: Sequence[int]) -> list[int]:
-        return [self.most_part(size, self._usable[n]) for n, size in zip(names, sizes, strict=True)]
-
-    def largest_size(self, group: Group) -> int:
-        """The largest micro-batch that was measured and fits beside no state of one's own; 0 where none."""
-        low, high = 0, min(self.model.layers(group.kind).largest, self.job.global_batch)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (
-                (middle, high) if self.most_part(middle, group.usable_bytes) >= 0 else (low, middle - 1)
-            )
-        return low
 
     def _sets(self) -> Iterator[tuple[Counts, Counts]]:
         """How many devices of each group take samples, and how many hold state: most samples first.
@@ -233,7 +108,7 @@ class OwnedSearch:
                 continue
             samples, sizes = taken
             row = tuple(samples.get(n, 0) for n in names), tuple(sizes.get(n, 0) for n in names)
-            caps = self._caps(names, row[1])
+            caps = self.caps(names, row[1])
             if min(caps) < 0 or sum(caps) < WHOLE:
                 continue
             fitting += 1
@@ -362,51 +237,6 @@ class OwnedSearch:
         if len(set(updates)) > 1 and min(updates) > 0:
             yield [1 / u for u in updates]
 
-    def _polished(self, best: OwnedPlan) -> OwnedPlan:
-        """Move parts, samples and micro-batches while that helps."""
-        budget = _MOST_PRICED if len(self._usable) <= _FEW_DEVICES else _FEW_PRICED
-        improved = True
-        while improved and budget > 0:
-            improved = False
-            for draft in self._neighbours(best):
-                if draft not in self._prices:
-                    budget -= 1
-                found = self.price(draft)
-                if found is not None and found.value < best.value * (1 - 1e-6):
-                    best, improved = found, True
-                    break
-                if budget <= 0:
-                    break
-        return best
-
-    def _neighbours(self, best: OwnedPlan) -> Iterator[Draft]:
-        draft, names = best.draft, best.draft.names
-        order = sorted(range(len(names)), key=lambda i: -best.cost.seconds[names[i]]["wait"])
-        late = order[::-1][: 4 if len(names) > 6 else len(names)]
-        early = order[: 4 if len(names) > 6 else len(names)]
-        if self.job.micro_batch is None:
-            for i, (n, size) in enumerate(zip(draft.samples, draft.sizes, strict=True)):
-                for other in sorted({size * 2, size + 1, size - 1, size // 2}, reverse=True):
-                    if n and 0 < other <= min(n, self.model.layers(self._kind(names[i])).largest):
-                        yield self._refilled(draft, sizes=_set(draft.sizes, i, other))
-        if self.job.batch_per_device is None:
-            for i in late:
-                for j in early:
-                    for amount in sorted({max(1, draft.samples[i] // 8), 1}, reverse=True):
-                        if i != j and draft.samples[i] - amount >= int(self.job.keep_all):
-                            yield from self._moved(draft, i, j, amount)
-        for amount in (WHOLE // 8, WHOLE // 32, WHOLE // 128):
-            for i in range(len(names)):
-                for j in range(len(names)):
-                    if i != j and draft.parts[i] >= amount:
-                        parts = _set(
-                            _set(draft.parts, i, draft.parts[i] - amount), j, draft.parts[j] + amount
-                        )
-                        yield Draft(names, draft.samples, draft.sizes, parts)
-
-    def _kind(self, name: str) -> str:
-        return self.model.fleet.device(name).kind
-
     def by(self, weights: Mapping[str, float]) -> OwnedPlan | None:
         """Samples and state both by the same weights, in the best number of micro-batches; None: no fit.
 
@@ -426,45 +256,7 @@ class OwnedSearch:
         assert len(ordered) == len(names), "weights name devices of the groups"
         return min((f for f in found if f), key=lambda f: f.value, default=None)
 
-    def _moved(self, draft: Draft, i: int, j: int, amount: int) -> Iterator[Draft]:
-        """`amount` samples from device i to j, in as many micro-batches as before."""
-        samples = _set(_set(draft.samples, i, draft.samples[i] - amount), j, draft.samples[j] + amount)
-        sizes = draft.sizes
-        for k in (i, j):
-            rounds = -(-draft.samples[k] // draft.sizes[k]) if draft.sizes[k] else 1
-            fixed = self.job.micro_batch
-            size = -(-samples[k] // rounds) if fixed is None else min(fixed, samples[k])
-            if size > self.model.layers(self._kind(draft.names[k])).largest:
-                return
-            sizes = _set(sizes, k, size)
-        yield self._refilled(Draft(draft.names, samples, sizes, draft.parts), sizes=sizes)
-
-    def _refilled(self, draft: Draft, *, sizes: tuple[int, ...]) -> Draft:
-        """The draft with other micro-batches, and parts as near to its own as memory then allows."""
-        caps = self._caps(draft.names, sizes)
-        parts = draft.parts
-        if any(part > cap for part, cap in zip(parts, caps, strict=True)):
-            parts = filled(caps, [max(p, 1) for p in parts], WHOLE) or parts
-        return Draft(draft.names, draft.samples, sizes, parts)
-
-    def _simpler(self, best: OwnedPlan) -> OwnedPlan:
-        """The same in small whole numbers, where that costs next to nothing."""
-        draft = best.draft
-        caps = self._caps(draft.names, draft.sizes)
-        for parts in simple(draft.parts, caps, WHOLE):
-            plan = self.plan_of(Draft(draft.names, draft.samples, draft.sizes, parts))
-            cost = play_owned(self.model, plan)
-            value = self.aim.value(cost.step_s, plan.devices)
-            fits = all(b <= self._usable[n] for n, b in cost.memory_bytes.items())
-            if fits and value <= best.value * (1 + _SIMPLER):
-                return OwnedPlan(plan=plan, cost=cost, value=value, draft=draft)
-        return best
-
 
 def given_or_kept(job: Job) -> bool:
     """Whether the job says who takes part."""
     return job.batch_per_device is not None or job.keep_all
-
-
-def _set(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
-    return (*values[:at], value, *values[at + 1 :])

@@ -16,7 +16,8 @@ from evener.errors import NoPlanFitsError, OutOfRangeError, UnknownNameError
 from evener.planner.aim import Aim, aim_of
 from evener.planner.explain import limiter
 from evener.planner.groups import Group, gib, groups_of, ms
-from evener.planner.owned import OwnedPlan, OwnedSearch
+from evener.planner.owned import OwnedSearch
+from evener.planner.owned_prices import OwnedPlan
 from evener.planner.predict import pool_of, solo_rates
 from evener.planner.result import Alternative, PlanResult
 
