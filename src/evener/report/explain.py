@@ -21,6 +21,9 @@ from evener.report.text import LOSS_NAMES
 TRAVEL: tuple[Cause, ...] = ("reduce", "transfer", "wait")
 """Causes of a trace that are communication: messages, reductions, and the wait for whom they come from."""
 
+INSIDE, BETWEEN = "REDUCE_GRAD inside groups", "REDUCE_GRAD between groups"
+"""How a measured trace names the two parts of a sum over groups that nothing hid."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
@@ -98,7 +101,11 @@ def explanation(path: str | Path, run: RunFiles) -> Explanation:
         run=run.name,
         source=source,
         uses=uses,
-        sentences=(*_busiest(uses), *(_lost(report) if report else ())),
+        sentences=(
+            *_busiest(uses),
+            *(exposed_by_group(run.traces[0]) if run.traces else ()),
+            *(_lost(report) if report else ()),
+        ),
         notes=tuple(notes),
     )
 
@@ -130,6 +137,25 @@ def traced(trace: Trace) -> tuple[Use, ...]:
                 )
             )
     return tuple(uses)
+
+
+def exposed_by_group(trace: Trace) -> tuple[str, ...]:
+    """What of the sums nothing hid, inside groups of devices and between them; nothing where all is one ring.
+
+    Of the device that waited longest between groups, a step. Example: "sums not hidden on a/0: 310 ms a
+    step between groups, 4 ms inside them".
+    """
+    seconds: dict[str, dict[str, float]] = {}
+    steps = max(1, len({s.step for s in trace.spans if s.step >= 0}))
+    for s in trace.spans:
+        if s.step >= 0 and s.action in (INSIDE, BETWEEN):
+            by_action = seconds.setdefault(s.device, {INSIDE: 0.0, BETWEEN: 0.0})
+            by_action[s.action] += (s.end_s - s.start_s) / steps
+    if not seconds:
+        return ()
+    device = max(seconds, key=lambda d: seconds[d][BETWEEN])
+    between, inside = duration(seconds[device][BETWEEN]), duration(seconds[device][INSIDE])
+    return (f"sums not hidden on {device}: {between} a step between groups, {inside} inside them",)
 
 
 def _busiest(uses: Sequence[Use]) -> list[str]:

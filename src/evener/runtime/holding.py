@@ -67,7 +67,7 @@ class Holding:
     wire: Wire
     channel: Channel | None = None
     quick: Wire | None = None
-    lossy: tuple[GroupedWire, ...] = ()  # those that compress: each is told how a step ended
+    grouped: tuple[GroupedWire, ...] = ()  # wires of gradients that go over groups of devices
     circle: Circle | None = None
     homes: Homes = field(default_factory=Homes)
     owned: Owned | None = None  # this device's part of state that is held in parts

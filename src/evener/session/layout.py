@@ -92,7 +92,7 @@ def lay_out(
         wires = gradient_wires(plan, ranks, site, fleet, meeting, sets, rehearse=rehearse, seed=seed)
         sums = wires.among[ranks.devices] if wires.grouped else wire
         whole = _whole(recipe, plan, ranks, site, (wire, sums), connect, tables, apart)
-        return replace(whole, holding=replace(whole.holding, lossy=wires.lossy))
+        return replace(whole, holding=replace(whole.holding, grouped=wires.grouped))
     model, stages = recipe.model, {n: (p, s) for n, p, s in plan.numbered_stages()}
     mine = {n: p for n, (p, s) in stages.items() if any(ranks.here in x.devices for x in s.shares)}
     parts, notes = _parts(recipe, plan, site, stages, mine)
@@ -127,7 +127,7 @@ def lay_out(
         channel=channel,
         quick=quick,
         homes=homes,
-        lossy=wires.lossy,
+        grouped=wires.grouped,
     )
     tables.join(reducers, [p.module for p in parts.values()])
     holding = replace(holding, ahead=tables.look_ahead(site.torch_device))

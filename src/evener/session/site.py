@@ -69,6 +69,7 @@ class Site:
     ) -> Wire:
         """`grouped` as this device uses it among `used`; a rehearsal's clocks travel over `group`."""
         wire: Wire = grouped
+        grouped.is_timed = not rehearse  # what a rehearsal's links take is not what this machine's do
         if self.torch_device.type != "cpu":
             wire = StagedWire(wire)
         if not rehearse:

@@ -25,11 +25,6 @@ class GradientWires:
     among: dict[tuple[str, ...], Wire]
     grouped: tuple[GroupedWire, ...]
 
-    @property
-    def lossy(self) -> tuple[GroupedWire, ...]:
-        """Those that send less than all bits."""
-        return tuple(wire for wire in self.grouped if wire.exchange.compresses)
-
 
 def gradient_wires(
     plan: Plan,

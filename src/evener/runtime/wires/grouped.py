@@ -10,6 +10,8 @@ while the first one waits for its slowest peer.
 """
 
 import threading
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import finalize
@@ -27,6 +29,7 @@ from evener.runtime.wires.lines import Line
 Track = tuple[Inside, dict[int, LaneEnd]]
 LOOK_S = 0.05
 STAGES = ("collect", "scatter", "gather", "spread")
+BETWEEN = ("scatter", "gather")
 
 
 @dataclass
@@ -56,6 +59,8 @@ class GroupedWire:
         self._failure = _Failure()
         self._collects = True
         self._number = 0
+        self.is_timed = True
+        self._times: deque[tuple[int, float, float]] = deque(maxlen=4096)  # (stage, begin, end)
         self._end = finalize(self, _close, [line for track in self._lines for line in track])
 
     def all_reduce(self, buffer: Tensor, key: str, *, exact_tail: int = 0) -> Pending:
@@ -76,6 +81,19 @@ class GroupedWire:
         """This wire for buffers that already are their group's sum, the same on all of its members."""
         self._collects = False
         return self
+
+    def between_s(self, seconds: float) -> float:
+        """Of the last `seconds`, those in which a piece was on its way between groups.
+
+        Example: one from 0.1 to 0.4 s and one from 0.3 to 0.6 s ago, of the last 0.5 s: 0.4.
+        """
+        now = time.perf_counter()
+        since, spent = now - seconds, 0.0
+        for stage, begin, end in sorted(self._times.copy(), key=lambda x: x[1]):
+            if STAGES[stage] in BETWEEN and end > since:
+                spent += end - max(begin, since)
+                since = end
+        return spent
 
     def kept_errors(self) -> list[Tensor]:
         """What this device has not said yet of what it summed, where lanes compress and keep that."""
@@ -112,8 +130,10 @@ class GroupedWire:
 
     def _advance(self, piece: _Piece, stage: int) -> None:
         if self._failure.error is None:
+            begin = time.perf_counter()
             try:
                 self._steps[stage](piece)
+                self._times.append((stage, begin, time.perf_counter()))
             except EvenerError as e:
                 self._failure.of(type(e), e.what, e.numbers, e.remedy)
             except Exception as e:
