@@ -6,8 +6,9 @@ import pytest
 
 from evener.cli import main as cli
 from evener.core.files import write_bytes
+from evener.core.trace import Span, Trace
 from evener.errors import UsageError
-from evener.report.explain import explanation
+from evener.report.explain import BETWEEN, INSIDE, explanation, exposed_by_group
 from evener.report.page.files import read_run
 from evener.report.profiled import merged
 from tests.unit.report.page.runs import run_folder
@@ -46,3 +47,22 @@ def test_the_verb_speaks_json(tmp_path, capsys) -> None:
     assert end.value.code == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [d["device"] for d in told["devices"]] == ["lab/a", "lab/b", "far/c"]
+
+
+def test_what_nothing_hid_is_told_by_group() -> None:
+    """Of the device that waits longest between groups, the mean over steps; a ring says nothing."""
+
+    def spans(device: str, inside_s: float, between_s: float) -> list[Span]:
+        parts = ((INSIDE, inside_s), (BETWEEN, between_s))
+        return [
+            Span(device=device, action=action, start_s=n, end_s=n + length, cause="reduce", step=n)
+            for n in (0, 1)
+            for action, length in parts
+        ]
+
+    told = exposed_by_group(
+        Trace(source="measured", spans=(*spans("a/0", 0.004, 0.310), *spans("b/0", 0.1, 0.2)))
+    )
+    assert told == ("sums not hidden on a/0: 310 ms a step between groups, 4 ms inside them",)
+    ring = Span(device="a/0", action="REDUCE_GRAD", start_s=0.0, end_s=1.0, cause="reduce")
+    assert exposed_by_group(Trace(source="measured", spans=(ring,))) == ()

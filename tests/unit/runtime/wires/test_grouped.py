@@ -1,6 +1,7 @@
 """A wire over groups: what it does with losses, lost devices and devices that disagree."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -146,3 +147,17 @@ def test_devices_that_disagree_are_told_so(theirs: torch.Tensor, told: str) -> N
     with pytest.raises(ReductionMismatchError) as e:
         pending["b/0"].wait()
     assert "4 torch.float32" in e.value.numbers and told in e.value.numbers
+
+
+def test_time_between_groups_is_that_in_which_any_piece_was_there() -> None:
+    buffers = randoms(300_000)
+    made = wires(exchange_of(lanes(), NAMES), Post())
+    start = time.perf_counter()
+    pending = [w.all_reduce(buffers[d], "step 0, bucket 0") for d, w in made.items()]
+    for p in pending:
+        p.wait()
+    whole = time.perf_counter() - start
+    for wire in made.values():
+        assert 0 < wire.between_s(time.perf_counter() - start) <= whole
+        assert wire.between_s(0.0) == 0.0
+        wire.close()
