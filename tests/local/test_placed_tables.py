@@ -117,6 +117,16 @@ def test_a_run_with_placed_tables_is_exact(tmp_path: Path, plan: Plan, place: di
     assert found.parameter_error_float64 <= 1e-10
 
 
+@pytest.mark.parametrize("plan", [piped("1f1b"), HYBRID], ids=["pipeline", "hybrid"])
+def test_what_the_planner_chooses_is_exact_in_stages_as_well(tmp_path: Path, plan: Plan) -> None:
+    found = verify(replace(request(tmp_path, plan, {"word": "auto", "goods": "cpu"}), steps=2))
+    assert found is not None
+    assert found.exact, found
+    word, goods = sorted(found.plan.tables, key=lambda t: t.table, reverse=True)
+    assert "rows a step (measured)" in word.why and word.residence in ("cpu", "dense")
+    assert (goods.why, goods.residence, sum(goods.rows.values())) == ("as asked", "cpu", 30)
+
+
 def test_a_run_with_a_table_in_a_file_learns_the_same(tmp_path: Path) -> None:
     ends = []
     for name, word in (("memory", "cpu"), ("file", {"file": str(tmp_path / "rows"), "rows": 20})):

@@ -13,6 +13,7 @@ from evener.runtime.tables.rows import WEIGHT, MemoryRows, Rows, StandInRows, in
 from evener.runtime.tables.table import Part, Table
 
 CHUNK_BYTES = 64 * 2**20  # of a table, on its way at once
+_BITS, _LEAST_BIT = 64, 2**18  # parts of a device's rows that are read off it in turn, and their least bytes
 
 GiveRows = Callable[[int, int], Tensor]
 MakeRows = Callable[[int, GiveRows], Rows]
@@ -93,9 +94,18 @@ def pieces(table: Table, start: int, stop: int, *, mine: bool) -> Any:
     for first in range(start, stop, step):
         last = min(stop, first + step)
         if mine:
-            yield first, table.own(torch.arange(first - start, last - start))
+            yield first, _read_in_bits(table, torch.arange(first - start, last - start))
         else:
             yield first, torch.empty(last - first, table.dim, dtype=table.dtype)
+
+
+def _read_in_bits(table: Table, ids: Tensor) -> Tensor:
+    """Rows of this device's part: from an accelerator few at a time, as a copy is made there of those."""
+    if table.part.rows.columns[WEIGHT].device.type == "cpu":
+        return table.own(ids)
+    row_bytes = table.dim * table.dtype.itemsize
+    bit = max(_LEAST_BIT, (table.part.stop - table.part.start) * row_bytes // _BITS)
+    return torch.cat([table.own(piece) for piece in ids.split(max(1, bit // row_bytes))])
 
 
 def chunk_rows(row_bytes: int) -> int:
