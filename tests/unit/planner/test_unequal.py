@@ -1,10 +1,13 @@
 """Whether state is kept in parts, and what is said where it is not."""
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
+from evener.cli.plan import as_object, show
 from evener.core.catalogue import read_fleet
 from evener.core.figures import Figure
 from evener.core.fleet import Fleet
@@ -16,9 +19,9 @@ from evener.cost.evaluate import CostModel, evaluate
 from evener.cost.from_config import profile_from_config
 from evener.errors import NoPlanFitsError, UsageError
 from evener.planner import plan
-from evener.planner.groups import usable_bytes
+from evener.planner.groups import gib, usable_bytes
 
-FLEET = read_fleet(Path("examples/fleets/8-4-2-2-memory-2-4-1-1.json"))
+FLEET = read_fleet(Path(__file__).parents[3] / "examples" / "fleets" / "8-4-2-2-memory-2-4-1-1.json")
 JOB = Job(global_batch=64, state="auto")
 
 
@@ -56,6 +59,16 @@ def test_samples_by_speed_and_state_by_memory_is_faster_than_either_for_both() -
         prediction.step_s
     )
     assert "by memory" in result.plan.why and "by speed" in result.plan.why
+
+
+def test_the_text_says_who_keeps_what_and_takes_no_samples() -> None:
+    said = StringIO()
+    result = plan(with_memory(3), PROFILE, replace(JOB, state="parameters"))
+    show(result, Console(file=said, width=200))
+    kept = result.plan.prediction.owned_bytes if result.plan.prediction else {}
+    assert "state: parameters, gradients and the optimiser's state in parts" in said.getvalue()
+    assert all(gib(b) in said.getvalue() for b in kept.values())
+    assert as_object(result)["plan"]["owners"][0]["held"] == "parameters"
 
 
 def test_the_more_memory_the_less_is_kept_in_parts() -> None:
