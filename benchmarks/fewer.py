@@ -137,14 +137,15 @@ def measured(way: str, mbit: int, batch: int, periods: int) -> Measured:
     """Whole periods of a way (one batch, or from one exchange to the next), after the first."""
     plan = plan_for(way, batch)
     every = plan.fewer.every or 1 if plan.fewer and way != BY_ITSELF else 1
+    warm = 8 if way == BY_ITSELF else every  # as many steps as a round has before it is measured
     with tempfile.TemporaryDirectory(prefix="evener-fewer-") as name, Network(2, 1) as net:
         folder = Path(name)
         (folder / "script.py").write_text(SCRIPT.format(folder=name, batch=batch), encoding="utf-8")
         shaped(net, mbit)
         common = {"WORLD_SIZE": "4", "MASTER_ADDR": net.address(1), "MASTER_PORT": str(29200 + net.part)}
         common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-        # A period more before those that count, and a step after them: it says when the last one ended.
-        steps = (periods + 2) * every + 1
+        # A step after those that count says when the last one ended.
+        steps = warm + (periods + 1) * every + 1
         started = [
             net.start(
                 1 + rank // 2,
@@ -161,7 +162,7 @@ def measured(way: str, mbit: int, batch: int, periods: int) -> Measured:
         ends = [s.finish(170) for s in started]
         assert all(code == 0 and not err for code, _, err in ends), ends
         stamps = [[json.loads(x) for x in (folder / f"stamps-{r}").read_text().splitlines()] for r in (0, 2)]
-    first, last = every * batch, (1 + periods) * every * batch
+    first, last = warm * batch, (warm + periods * every) * batch
     found = [({seen: (s, b) for seen, s, b in host}) for host in stamps]
     seconds = max(host[last][0] - host[first][0] for host in found)
     num_bytes = sum(host[last][1] - host[first][1] for host in found)
