@@ -55,9 +55,17 @@ def plan_data_parallel(fleet: Fleet, profile: Profile, job: Job) -> PlanResult:
         status="proven" if gap < 1e-9 else "within",
         gap=0.0 if gap < 1e-9 else gap,
         limiter=limits,
-        reasons=assumptions(pool, groups, split, job),
+        reasons=(*assumptions(pool, groups, split, job), *_parts_untried(profile, groups, job)),
         alternatives=alternatives(pool, prediction, job),
     )
+
+
+def _parts_untried(profile: Profile, groups: tuple[Group, ...], job: Job) -> tuple[str, ...]:
+    """Where devices are too small for the whole model: what was not looked at."""
+    small = [n for g in groups if g.cost is not None and not g.cap for n in g.names]
+    if not small or job.state != "replicated" or not profile.timings:
+        return ()
+    return (f"{', '.join(small)} cannot hold the model; --state auto looks at state in unequal parts too",)
 
 
 def _check(fleet: Fleet, job: Job) -> None:

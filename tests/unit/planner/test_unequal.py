@@ -88,6 +88,12 @@ def test_pipelines_are_priced_against_it() -> None:
     }
 
 
+def test_a_plan_that_leaves_small_devices_out_says_what_was_not_looked_at() -> None:
+    reasons = plan(FLEET, PROFILE, replace(JOB, state="replicated")).reasons
+    assert any("lab1/a, lab1/c, lab1/d cannot hold the model; --state auto" in r for r in reasons)
+    assert not any("--state auto" in r for r in plan(FLEET, PROFILE, JOB).reasons)
+
+
 def test_where_memory_suffices_nothing_changes() -> None:
     fleet = with_memory(100)
     assert plan(fleet, PROFILE, JOB) == plan(fleet, PROFILE, replace(JOB, state="replicated"))
