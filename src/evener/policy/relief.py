@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from evener.core.order import with_micro_batch
+from evener.core.ownership import held_by
 from evener.core.plan import Pipeline, Plan, Stage
 from evener.cost.evaluate import CostModel, PlanCost, evaluate
 from evener.errors import EvenerError
@@ -29,7 +30,8 @@ def relieve(plan: Plan, short: Sequence[str], model: CostModel | None = None) ->
     smaller = _smaller(plan, short)
     if smaller is not None:
         ways["micro-batches"] = smaller
-    again = _recomputed(plan, short)
+    # Parameters that are gathered once a forward are not there for running it again.
+    again = None if held_by(plan) == "parameters" else _recomputed(plan, short)
     if again is not None:
         ways["recompute"] = again
     what = f"{', '.join(short)} ran out of memory with micro-batch {_sizes(plan, short)}"

@@ -105,6 +105,8 @@ class StepTimer:
         try:
             return self.watch.timed("STEP", work, ("update", self.subject.kind))[1]
         except Exception as e:
+            if is_out_of_memory(e):
+                self.optimizer.state.clear()  # half made, the next step would not find the rest
             if is_out_of_memory(e) or isinstance(e, EvenerError):
                 raise
             raise ModelError(

@@ -44,6 +44,7 @@ class OwnedGradients:
         in_rounds: bool,
     ) -> None:
         self.ranks, self._post, self._wire = ranks, post, wire
+        units = [u for u in units if any(p.requires_grad for p in u.named.values())]
         self._units, self._pieces, self._device, self._in_rounds = units, pieces, device, in_rounds
         self._places = {
             p: (unit, i, place)
@@ -69,7 +70,6 @@ class OwnedGradients:
         self._collects = self._armed = False
         self._step = self._round = -1
         self._rounds = dict.fromkeys(ranks.devices, 1)
-        self.stalls: list[int] = []
 
     @property
     def num_bytes(self) -> int:
@@ -123,8 +123,9 @@ class OwnedGradients:
     def wait(self) -> None:
         """Return when this device has the sums of all that it owns, and all it sent has left."""
         flagged, self._flagged = self._flagged, None
-        for number, came_s in self._adding.wait().items():
-            self._post.reach(came_s, self._units[number].sizes, adds=True)
+        came_s = self._adding.wait()
+        for unit in reversed(self._mine):
+            self._post.reach(came_s[unit.number], unit.sizes, adds=True)
         while self._under_way:
             self._under_way.popleft().wait()
         if flagged is not None:
@@ -219,7 +220,7 @@ class OwnedGradients:
             return found
         self._filled.setdefault(unit.number, set())
         if self._in_rounds:
-            self._make_room(unit)
+            self._make_room()
             found = torch.empty(unit.count, dtype=unit.dtype)
         else:
             found = self._kept.get(unit.number)
@@ -230,10 +231,12 @@ class OwnedGradients:
         self._open[unit.number] = found
         return found
 
-    def _make_room(self, unit: Unit) -> None:
-        """Wait for the oldest buffer where two are under way, unless it may itself wait for this one."""
-        while len(self._under_way) >= _MOST and not any(n > unit.number for n in self._missing):
-            self.stalls.append(self._under_way[0].unit)
+    def _make_room(self) -> None:
+        """Wait for the oldest buffer where two are under way, unless owners first add one that is to come."""
+        while len(self._under_way) >= _MOST:
+            oldest = self._under_way[0]
+            if oldest.round == self._round and any(n > oldest.unit for n in self._missing):
+                return
             self._under_way.popleft().wait()
 
     def _close_round(self) -> None:
@@ -254,7 +257,7 @@ class OwnedGradients:
                 buffer[start:end].zero_()
         here = self.ranks.here
         first, last = unit.spans[here]
-        leaving = _Leaving(unit.number)
+        leaving = _Leaving(unit.number, self._round)
         values = buffer.to("cpu") if buffer.device.type != "cpu" else buffer
         handed_in_s = self._post.now()
         if first < last:
@@ -295,8 +298,8 @@ class OwnedGradients:
 class _Leaving:
     """A buffer that was sent: free when every owner has its part."""
 
-    def __init__(self, unit: int) -> None:
-        self.unit = unit
+    def __init__(self, unit: int, number: int) -> None:
+        self.unit, self.round = unit, number
         self.own: Contribution | None = None
         self.sends: list[Pending] = []
 
