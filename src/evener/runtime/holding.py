@@ -73,6 +73,27 @@ class Holding:
     owned: Owned | None = None  # this device's part of state that is held in parts
     ahead: Lookahead | None = None
 
+    @property
+    def compresses(self) -> bool:
+        """Whether any gradient goes between groups in fewer bits."""
+        return any(wire.exchange.compresses for wire in self.grouped)
+
+    def settle(self, *, counts: bool, factor: float) -> None:
+        """A step is over; see `GroupedWire.settle`."""
+        for wire in self.grouped:
+            wire.settle(counts=counts, factor=factor)
+
+    def sums_between(self, since: float, until: float) -> list[tuple[str, float, float]]:
+        """Name, begin and end of what sums took in that time, which has just passed.
+
+        Over groups the part in which values were between them comes last.
+        """
+        seconds = [wire.between_s(until - since) for wire in self.grouped if wire.is_timed]
+        if not seconds:
+            return [("REDUCE_GRAD", since, until)]
+        turn = until - min(max(seconds), until - since)
+        return [("REDUCE_GRAD inside groups", since, turn), ("REDUCE_GRAD between groups", turn, until)]
+
     def recompute(self, stages: Mapping[int, bool]) -> None:
         """From the next micro-batch on recompute in those stages that say so; parameters stay as they are."""
         for number, part in self.parts.items():

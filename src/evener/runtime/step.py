@@ -382,18 +382,9 @@ class Step:
         done = self.driver.now()
         waited = min(max(totals.computed_s.values()) - totals.computed_s[self.here], done - launched)
         self._spent("REDUCE_GRAD", "wait", launched, launched + waited)
-        self._exposed(launched + waited, done)
+        for action, begin, end in self.bench.holding.sums_between(launched + waited, done):
+            self._spent(action, "reduce", begin, end)
         self.conclude(totals, None)
-
-    def _exposed(self, since: float, until: float) -> None:
-        """What of the sums nothing hid; over groups the part in which values were between them comes last."""
-        seconds = [wire.between_s(until - since) for wire in self.bench.holding.grouped if wire.is_timed]
-        if not seconds:
-            self._spent("REDUCE_GRAD", "reduce", since, until)
-            return
-        turn = until - min(max(seconds), until - since)
-        self._spent("REDUCE_GRAD inside groups", "reduce", since, turn)
-        self._spent("REDUCE_GRAD between groups", "reduce", turn, until)
 
     def conclude(self, totals: Totals, square_norm: float | None) -> None:
         """All devices judge alike, and the optimiser moves or does not.
@@ -414,8 +405,7 @@ class Step:
         self.driver.run("STEP", self._move, signature=(self.verdict.do,))
         self._spent("STEP", "optimizer", before)
         scaled = self.bench.loss_scale.value / scale if self.bench.loss_scale else 1.0
-        for wire in self.bench.holding.grouped:
-            wire.settle(counts=self.verdict.do == "apply", factor=scaled)
+        self.bench.holding.settle(counts=self.verdict.do == "apply", factor=scaled)
 
     @property
     def _late(self) -> Late | None:
@@ -451,8 +441,7 @@ class Step:
             self.verdict = Verdict(bench.settings.on_non_finite, "the summed gradient is NaN or infinite")
             return None
         # A NaN that was compressed comes out of other places as well: such a step must not count.
-        lossy = any(wire.exchange.compresses for wire in bench.holding.grouped)
-        if bench.settings.max_norm is None and bench.loss_scale is None and not lossy:
+        if bench.settings.max_norm is None and bench.loss_scale is None and not bench.holding.compresses:
             return None
         if square_norm is None:
             square = torch.tensor([self._on_host(reducers.square_norm)], dtype=torch.float64)
