@@ -68,6 +68,10 @@ GROUPINGS = {
         ("a/0", "a/1", "b/0"),
         (INSIDE[0], lane("a/0", "b/0", part=0.6), lane("a/1", "b/0", part=0.4)),
     ),
+    "many lanes": (
+        NAMES,
+        (*INSIDE, *(lane(f"a/{i % 2}", f"b/{i // 2 % 2}", part=1.0 + i % 3) for i in range(7))),
+    ),
     "three hosts": (
         ("a/0", "b/0", "c/0", "c/1"),
         (

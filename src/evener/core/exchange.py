@@ -42,13 +42,13 @@ class Lane:
 class Exchange:
     """Groups whose members are close, in order, and the lanes between them.
 
-    `ranked` are all devices in the order of their processes.
+    `ordered` are all devices in the order of their processes.
     """
 
     groups: tuple[tuple[str, ...], ...]
     lanes: tuple[Lane, ...]
     transports: tuple[str, ...] = ()
-    ranked: tuple[str, ...] = ()
+    ordered: tuple[str, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -85,6 +85,11 @@ class Exchange:
 def adds_spans(lane: Lane, count: int) -> tuple[Span, ...]:
     """Which of a lane's `count` values each of its members adds up."""
     return spans_of(apportion(count, lane.adds))
+
+
+def goes_round(lane: Lane) -> bool:
+    """Whether the members of a lane pass slices round a ring: three or more that add up alike."""
+    return len(lane.devices) > 2 and len(set(lane.adds)) == 1
 
 
 def reductions_of(plan: Plan, devices: Sequence[str]) -> tuple[Reduction, ...]:
@@ -141,7 +146,7 @@ def exchange_of(reductions: Sequence[Reduction], devices: Sequence[str]) -> Exch
         groups=tuple(groups),
         lanes=tuple(_lane(r) for r in lanes),
         transports=tuple(groups.values()),
-        ranked=tuple(devices),
+        ordered=tuple(devices),
     )
     if set(found.devices) != set(devices):
         raise _wrong(f"its groups hold {', '.join(found.devices)}, not {', '.join(devices)}", reductions)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evener.core.exchange import PIECE_BYTES, TRACKS, Exchange, Lane
+from evener.core.exchange import PIECE_BYTES, TRACKS, Exchange, Lane, goes_round
 from evener.core.figures import Curve
 from evener.core.fleet import Fleet, Link
 
@@ -22,19 +22,19 @@ class Packing:
     """What a compression makes of a float32: bytes on the wire, and bytes of memory touched on the way.
 
     `there` is to compress and keep the error, `back` to unpack; both from timings on a CPU, see docs/log.md.
-    With a `rank` the bytes are those of a nearly square matrix of that rank.
+    With `columns` the bytes are those of so many columns and rows of a nearly square matrix.
     """
 
     ratio: float = 1.0
-    rank: int = 0
+    columns: int = 0
     there: float = 0.0
     back: float = 0.0
 
     def on_wire(self, num_bytes: float) -> float:
-        """Bytes that stand for `num_bytes` of float32. Example: 1 MB by rank 4: 2 · 4 · 4 · √250,000."""
-        if not self.rank:
+        """Bytes that stand for `num_bytes` of float32. Example: 1 MB by 4 columns: 2 · 4 · 4 · √250,000."""
+        if not self.columns:
             return self.ratio * num_bytes
-        return min(num_bytes, 2 * self.rank * VALUE_BYTES * (num_bytes / VALUE_BYTES) ** 0.5)
+        return min(num_bytes, 2 * self.columns * VALUE_BYTES * (num_bytes / VALUE_BYTES) ** 0.5)
 
 
 PLAIN = Packing(there=8.0, back=12.0)
@@ -44,9 +44,9 @@ PACKINGS = {
     "int8": Packing(ratio=0.254, there=55.0, back=20.0),
     "int4": Packing(ratio=0.1406, there=85.0, back=42.0),
     "top1%": Packing(ratio=0.02, there=115.0, back=16.0),
-    "powersgd1": Packing(rank=1, there=45.0, back=20.0),
-    "powersgd2": Packing(rank=2, there=50.0, back=24.0),
-    "powersgd4": Packing(rank=4, there=60.0, back=32.0),
+    "powersgd1": Packing(columns=1, there=45.0, back=20.0),
+    "powersgd2": Packing(columns=2, there=50.0, back=24.0),
+    "powersgd4": Packing(columns=4, there=60.0, back=32.0),
 }
 """By name of `Lane.compression`: scales and places count in the ratio."""
 
@@ -118,6 +118,11 @@ def _flows(size: float, lane: Lane, scatters: bool) -> Iterator[tuple[str, str, 
     """(from, to, bytes) of a lane's round: slices go to who adds them up, sums come back from there."""
     whole = sum(lane.adds)
     packing = PACKINGS[lane.compression] if lane.compression else PLAIN
+    n = len(lane.devices)
+    if goes_round(lane):
+        for i, source in enumerate(lane.devices):
+            yield source, lane.devices[(i + 1) % n], (n - 1) * packing.on_wire(lane.part * size / n)
+        return
     for i, source in enumerate(lane.devices):
         for j, target in enumerate(lane.devices):
             if i != j:

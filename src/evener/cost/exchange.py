@@ -32,9 +32,9 @@ LOSSES = {
     "int8": f"255 levels for each 256 values, rounded by chance; {_KEPT}",
     "int4": f"15 levels for each 64 values, rounded by chance; {_KEPT}",
     "top1%": f"only the largest hundredth; {_KEPT}",
-    "powersgd1": f"as a matrix of rank 1; {_KEPT}",
-    "powersgd2": f"as a matrix of rank 2; {_KEPT}",
-    "powersgd4": f"as a matrix of rank 4; {_KEPT}",
+    "powersgd1": f"as a column times a row; {_KEPT}",
+    "powersgd2": f"as 2 columns times rows; {_KEPT}",
+    "powersgd4": f"as 4 columns times rows; {_KEPT}",
 }
 RING = "one ring over all devices that take samples"
 

@@ -1,14 +1,17 @@
 """The wires that sum a plan's gradients: one for each set of devices that hold the same layers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
+from torch import nn
 
+from evener.core.buckets import BUCKET_BYTES
 from evener.core.exchange import exchange_of, reductions_of
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.seams import Wire
+from evener.policy.slow_links import LinkWatch
 from evener.runtime.ranks import Ranks
 from evener.runtime.wires.grouped import GroupedWire
 from evener.runtime.wires.open import open_grouped
@@ -50,8 +53,8 @@ def gradient_wires(
     found: list[GroupedWire] = []
     for number, devices in enumerate(dict.fromkeys(sets)):
         group = new_group(devices) if 1 < len(devices) < ranks.world_size else None
-        ranked = [d for d in ranks.devices if d in devices]
-        exchange = exchange_of(reductions_of(plan, devices), ranked)
+        ordered = [d for d in ranks.devices if d in devices]
+        exchange = exchange_of(reductions_of(plan, devices), ordered)
         grouped = open_grouped(exchange, ranks.here, seed + _APART * number, new_group) if exchange else None
         if ranks.here not in devices:
             continue
@@ -61,3 +64,16 @@ def gradient_wires(
             found.append(grouped)
             among[devices] = site.around(grouped, fleet, devices, rehearse=rehearse, group=group)
     return GradientWires(among=among, grouped=tuple(found))
+
+
+def link_watch(
+    fleet: Fleet,
+    grouped: Sequence[GroupedWire],
+    parameters: Mapping[str, nn.Parameter],
+    compress: Sequence[str],
+) -> LinkWatch:
+    """The watch over this device's links; sums are priced as those of its largest group of devices."""
+    whole = sum(p.nbytes for p in parameters.values() if p.requires_grad)
+    buffers = [float(BUCKET_BYTES)] * (whole // BUCKET_BYTES) + [float(whole % BUCKET_BYTES)]
+    devices = max((wire.exchange.ordered for wire in grouped), key=len)
+    return LinkWatch(fleet=fleet, devices=devices, buffers=[b for b in buffers if b], compress=compress)

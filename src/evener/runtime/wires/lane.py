@@ -4,14 +4,21 @@
     b/0   [ a's slice | own slice ]        gather:  each sends its sum to all others
 
 All bytes over a link once in and once out: 2 (n - 1) / n of the values, as in a ring, in two rounds.
+
+Three or more members that add up equal slices pass them round instead, a ring of hosts: each sends to one and
+hears from one. Where all send to all, two streams that meet at one host hold each other up while the link of
+another has nothing to carry, which took 20 % longer (docs/log.md).
+
+    slice c    c+1 ──► c+2 adds its own ──► … ──► c has the sum ──► c+1 ──► c+2 …
 """
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from evener.core.exchange import Lane, adds_spans
+from evener.core.exchange import Lane, adds_spans, goes_round
 from evener.runtime.compression.codec import Feedback
+from evener.runtime.wires.arrivals import Arrivals
 from evener.runtime.wires.messages import Messages
 
 
@@ -28,10 +35,15 @@ class LaneEnd:
         self.lane, self._there, self._back = lane, there, back
         self._feedbacks = {there: feedbacks[0], back: feedbacks[1]} if feedbacks else {}
         self._me = lane.devices.index(there.here)
+        self._goes_round = goes_round(lane)
+        self.arrivals = Arrivals()
 
     def scatter(self, values: Tensor, number: int, place: tuple, *, exact: bool) -> None:
         """Have the sum of this member's slice in its place."""
         spans = adds_spans(self.lane, len(values))
+        if self._goes_round:
+            self._add_round([values[slice(*span)] for span in spans], number, place, exact=exact)
+            return
         mine = values[slice(*spans[self._me])]
         others = [i for i in range(len(spans)) if i != self._me]
         expected = {i: self._there.expect(self.lane.devices[i]) for i in others if len(mine)}
@@ -54,6 +66,9 @@ class LaneEnd:
     def gather(self, values: Tensor, number: int, place: tuple, *, exact: bool) -> None:
         """Have every member's slice as that member says it."""
         spans = adds_spans(self.lane, len(values))
+        if self._goes_round:
+            self._tell_round([values[slice(*span)] for span in spans], number, place, exact=exact)
+            return
         mine = values[slice(*spans[self._me])]
         others = [i for i in range(len(spans)) if i != self._me]
         expected = {i: self._back.expect(self.lane.devices[i]) for i in others if spans[i][1] > spans[i][0]}
@@ -66,6 +81,42 @@ class LaneEnd:
             self._take(self._back, self.lane.devices[i], work, theirs, number, exact=exact, adds=False)
         while sent:
             sent.pop().wait()
+
+    def _add_round(self, slices: list[Tensor], number: int, place: tuple, *, exact: bool) -> None:
+        """Slice c leaves the member behind c, and every member on its way to c adds its own."""
+        n, me = len(slices), self._me
+        after, before = (me + 1) % n, self.lane.devices[me - 1]
+        for k in range(1, n):
+            away, came = slices[(me - k) % n], slices[(me - k - 1) % n]
+            work = self._there.expect(before) if len(came) else None
+            sent = None
+            if len(away):
+                sent = self._send(self._there, after, away, number, (*place, "round", k), exact=exact)
+            if work is not None:
+                self._take(self._there, before, work, came, number, exact=exact, adds=True)
+            if sent is not None:
+                sent.wait()
+
+    def _tell_round(self, slices: list[Tensor], number: int, place: tuple, *, exact: bool) -> None:
+        """Every member's slice goes round as that member says it: passed on as the bytes that came."""
+        n, me = len(slices), self._me
+        after, before = (me + 1) % n, self.lane.devices[me - 1]
+        payload = None
+        for k in range(n - 1):
+            away, came = slices[(me - k) % n], slices[(me - k - 1) % n]
+            sent = None
+            if k == 0 and len(away):
+                (sent,) = self._tell(away, number, place, [after], exact=exact)
+            elif payload is not None:
+                # Before the next message is expected: it comes to where this one lies.
+                self._back.outgoing(self.lane.devices[after], len(payload)).copy_(payload)
+                sent = self._back.send(self.lane.devices[after], len(payload), away, number)
+            payload = None
+            work = self._back.expect(before) if len(came) else None
+            if work is not None:
+                payload = self._take(self._back, before, work, came, number, exact=exact, adds=False)
+            if sent is not None:
+                sent.wait()
 
     def _tell(self, mine: Tensor, number: int, place: tuple, others: Sequence[int], *, exact: bool) -> list:
         """Send what this member added up; where that loses bits, this member takes what it said as well."""
@@ -93,8 +144,10 @@ class LaneEnd:
 
     def _take(
         self, by: Messages, device: str, work, values: Tensor, number: int, *, exact: bool, adds: bool
-    ) -> None:
+    ) -> Tensor:
+        """What came, as the bytes it came in, once it is in `values`."""
         payload = by.receive(device, work, self._size(by, values, exact=exact), values, number)
+        self.arrivals.note(device, len(payload))
         feedback = self._lossy(by, exact=exact)
         if feedback:
             came = values.new_empty(len(values)) if adds else values
@@ -105,6 +158,7 @@ class LaneEnd:
             values.add_(came)
         elif came is not values:
             values.copy_(came)
+        return payload
 
     def kept_errors(self) -> list[Tensor]:
         """What compression has not said yet of either round's values."""

@@ -33,29 +33,29 @@ def open_grouped(exchange: Exchange, here: str, seed: int, new_group: NewGroup) 
             continue
         backend = transport or "gloo"
         owners = exchange.owners(members[0])
-        ranked = [d for d in exchange.ranked if d in members]
-        group = new_group(ranked, backend)
-        back_group = group if backend == "gloo" else new_group(ranked, backend)
+        ordered = [d for d in exchange.ordered if d in members]
+        group = new_group(ordered, backend)
+        back_group = group if backend == "gloo" else new_group(ordered, backend)
         if here not in members:
             continue
         if backend == "gloo":
             insides = [
-                MessagesInside(*_both(group, ranked, here, track), members, owners)
+                MessagesInside(*_both(group, ordered, here, track), members, owners)
                 for track in range(len(insides))
             ]
         else:
-            insides = [CollectiveInside(group, back_group, ranked, owners)]
+            insides = [CollectiveInside(group, back_group, ordered, owners)]
     ends: list[dict[int, LaneEnd]] = [{} for _ in insides]
     place = exchange.devices.index(here) if here in exchange.devices else 0
     for number, lane in enumerate(exchange.lanes):
         if lane.part == 0:
             continue  # on every device alike
-        ranked = [d for d in exchange.ranked if d in lane.devices]
-        group = new_group(ranked, "gloo")
+        ordered = [d for d in exchange.ordered if d in lane.devices]
+        group = new_group(ordered, "gloo")
         if here in lane.devices:
             for track, found in enumerate(ends):
                 chance = _feedbacks(lane, 2 * (TRACKS * (seed * 1009 + place) + track))
-                found[number] = LaneEnd(lane, *_both(group, ranked, here, track), chance)
+                found[number] = LaneEnd(lane, *_both(group, ordered, here, track), chance)
     if here not in exchange.devices:
         return GroupedWire(exchange, ())
     return GroupedWire(exchange, list(zip(insides, ends, strict=True)))
