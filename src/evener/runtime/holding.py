@@ -94,6 +94,14 @@ class Holding:
         turn = until - min(max(seconds), until - since)
         return [("REDUCE_GRAD inside groups", since, turn), ("REDUCE_GRAD between groups", turn, until)]
 
+    @property
+    def link_rates(self) -> dict[str, float]:
+        """Bytes/s that came from devices of other groups in the last step, by device, at their best."""
+        found: dict[str, float] = {}
+        for wire in self.grouped:
+            found |= {d: max(rate, found.get(d, 0.0)) for d, rate in wire.rates.items()}
+        return found
+
     def recompute(self, stages: Mapping[int, bool]) -> None:
         """From the next micro-batch on recompute in those stages that say so; parameters stay as they are."""
         for number, part in self.parts.items():

@@ -14,6 +14,7 @@ from evener.core.plan import Plan
 from evener.core.records import StepRecord, TableRecord
 from evener.core.seams import Wire
 from evener.errors import NonFiniteError, OutOfMemoryError, ReductionMismatchError
+from evener.policy.slow_links import LinkWatch
 from evener.runtime.executor import Executor, StepResult
 from evener.runtime.holding import Settings
 from evener.runtime.ranks import Ranks
@@ -97,6 +98,7 @@ class Steps:
         self.relieve: Relieve = unpriced
         self.decisions: list[str] = []
         self.adapter: Adapter | None = None
+        self.link_watch: LinkWatch | None = None
         self.profiler: StepProfiler | None = None
         self.scripted: Scripted | None = None
         self.stealing: Stealing | None = None
@@ -132,6 +134,9 @@ class Steps:
                 )
             if self.adapter:
                 self._adapt(self.adapter, result)
+            if self.link_watch:
+                told = self.link_watch.after_step(self.ranks.here, self.layout.holding.link_rates)
+                self.decisions += [f"after step {number}: {sentence}" for sentence in told]
             self.called = result.totals.notice
         if self.called:
             self.scopes.hand_out()  # whoever goes on has the statistics of all waves

@@ -60,6 +60,7 @@ class GroupedWire:
         self._collects = True
         self._number = 0
         self.is_timed = True
+        self.rates: dict[str, float] = {}  # bytes/s that came from devices of other groups in the last step
         self._times: deque[tuple[int, float, float]] = deque(maxlen=4096)  # (stage, begin, end)
         self._end = finalize(self, _close, [line for track in self._lines for line in track])
 
@@ -101,9 +102,12 @@ class GroupedWire:
 
     def settle(self, *, counts: bool, factor: float = 1.0) -> None:
         """Every sum of a step was waited for; see `Feedback.settle` for what becomes of kept errors."""
+        self.rates = {}
         for _, ends in self._tracks:
             for end in ends.values():
                 end.settle(counts=counts, factor=factor)
+                for device, rate in end.arrivals.take().items():
+                    self.rates[device] = max(rate, self.rates.get(device, 0.0))
 
     def close(self) -> None:
         """Let the stages end; nothing is to be waited for any more."""

@@ -23,6 +23,7 @@ from evener.session.resume import take_up
 from evener.session.site import backend_of
 from evener.session.state import held_tensors, holders_of
 from evener.session.steps import Steps
+from evener.session.sums import link_watch
 from evener.session.timetable import agreed_schedules, step_sizes
 
 
@@ -69,6 +70,9 @@ def form(member: Member, generation: Generation) -> None:
         )
         steps = Steps(member.recipe, turn.plan, ranks, site, layout, request.seed, made)
         steps.decisions = member.decisions
+        if ranks.rank == 0 and layout.holding.grouped and not request.rehearse:
+            compress = request.compress or tuple(member.recipe.compress)
+            steps.link_watch = link_watch(turn.fleet, layout.holding.grouped, layout.parameters, compress)
         if request.profile_step is not None:
             steps.profiler = StepProfiler(request.profile_step, here, site.torch_device)
         steps.number, steps.samples_seen = turn.step, turn.samples_seen
