@@ -68,7 +68,9 @@ class Placing:
         sites = table_sites(fleet, plan.devices, beside_bytes=self.beside_bytes, rate=self.rate)
         chosen = place_tables(uses, fleet, sites, plan.global_batch, only=where)
         placed = (replace(c.placement, why=c.why + note) for c in chosen)
-        plan = replace(plan, tables=(*plan.tables, *placed))
+        decided = {u.name for u in self.uses} | given
+        stay = (t for t in self.settled.tables if t.table not in decided)
+        plan = replace(plan, tables=(*plan.tables, *placed, *stay))
         known = {p.table for p in plan.tables}
         asked = [p for p in placements(recipe, plan, plan.devices) if p.table not in known]
         plan = replace(plan, tables=(*plan.tables, *(_as_asked(recipe, p) for p in asked)))
