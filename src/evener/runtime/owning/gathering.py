@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from evener.core.seams import Arriving, Pending, Post
+from evener.core.seams import Pending, Post
 from evener.errors import ModelError
 from evener.runtime.owning import flats
-from evener.runtime.owning.spreading import TAG, Told
+from evener.runtime.owning.coming import TAG, Coming
+from evener.runtime.owning.spreading import Told
 from evener.runtime.owning.units import Unit
 from evener.runtime.ranks import Ranks
 
@@ -53,18 +54,17 @@ class Gathering:
             self._flat.append(flat)
         self._source = [own if device.type == "cpu" else own.to("cpu") for own in self.own]
         self._is_here: set[int] = set()
-        self._coming: dict[int, _Coming] = {}
+        self._coming: dict[int, Coming] = {}
         self._sends: list[Pending] = []
         self._due: dict[int, int] = {}  # how often each unit will still be asked for in this step
-        self._trains = False
         self._to_run: dict[int, set[str]] = {}
         self._handles = self._hooked(model)
 
     def begin_step(self, rounds: Mapping[str, int], *, trains: bool) -> None:
         """Hand in what each device will ask for: `rounds` is its number of micro-batches."""
         self._settle()
-        self._trains = trains
         here = self._ranks.here
+        self._post.now()
         for unit in self._units:
             times = self._times(unit, trains=trains)
             self._due[unit.number] = times * rounds[here]
@@ -204,34 +204,20 @@ class Gathering:
                 remedy='a model that runs each layer once, or state held in parts up to "gradients"',
             )
         self._due[number] -= 1
-        flat, cpu = self._flat[number], self._device.type == "cpu"
+        flat = self._flat[number]
         flats.take_back(flat)
-        coming = _Coming(self._post.now())
         with torch.no_grad():
             flat[slice(*unit.spans[here])].copy_(self.own[number])
-        for owner in unit.owners():
-            if owner != here:
-                a, b = unit.spans[owner]
-                room = flat[a:b] if cpu else torch.empty(b - a, dtype=unit.dtype)
-                coming.parts.append((flat[a:b], room, self._post.receive(room, owner, TAG + number)))
-        self._coming[number] = coming
+        self._coming[number] = Coming(unit, flat, here, self._post)
 
     def _arrive(self, unit: Unit) -> None:
         coming = self._coming.pop(unit.number, None)
         if coming is None:
             return
         since = self._now()
-        handed_in_s: list[float | None] = [coming.asked_s]
-        with torch.no_grad():
-            for place, room, arriving in coming.parts:
-                arriving.wait()
-                handed_in_s.append(arriving.sent_s)
-                if place.device.type != "cpu":
-                    place.copy_(room)
-        coming.parts.clear()
+        coming.take()
         flats.views(unit, self._flat[unit.number])
         self._is_here.add(unit.number)
-        self._post.reach(handed_in_s, unit.sizes, adds=False)
         self._told(f"UNSHARD{unit.number}", since)
 
     def _let_go(self, unit: Unit) -> None:
@@ -258,9 +244,3 @@ class Gathering:
         sends, self._sends = self._sends, []
         while sends:
             sends.pop().wait()
-
-
-class _Coming:
-    def __init__(self, asked_s: float | None) -> None:
-        self.asked_s = asked_s
-        self.parts: list[tuple[Tensor, Tensor, Arriving]] = []

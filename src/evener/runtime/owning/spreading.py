@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from evener.core.seams import Arriving, Pending, Post
+from evener.core.seams import Pending, Post
 from evener.runtime.owning import flats
+from evener.runtime.owning.coming import TAG, Coming
 from evener.runtime.owning.units import Unit
 from evener.runtime.ranks import Ranks
 
-TAG = 0x20000
 Told = Callable[[str, float], None]
 
 
@@ -43,7 +43,7 @@ class Spreading:
             self._flat.append(flat)
         self.own = [f[slice(*u.spans[ranks.here])] for u, f in zip(units, self._flat, strict=True)]
         self._sends: list[Pending] = []
-        self._coming: dict[int, _Coming] = {}
+        self._coming: dict[int, Coming] = {}
         modules = dict(model.named_modules())
         by_layer: dict[str, list[Unit]] = {}
         for unit in units:
@@ -70,18 +70,12 @@ class Spreading:
         here, cpu = self._ranks.here, self._device.type == "cpu"
         for unit, flat in zip(self._units, self._flat, strict=True):
             first, last = unit.spans[here]
-            handed_in_s = self._post.now()
+            self._post.now()
             if first < last:
                 own = flat[first:last] if cpu else flat[first:last].to("cpu")
                 others = [d for d in self._ranks.devices if d != here]
                 self._sends += [self._post.send(own, d, TAG + unit.number) for d in others]
-            coming = _Coming(handed_in_s)
-            for owner in unit.owners():
-                if owner != here:
-                    a, b = unit.spans[owner]
-                    room = flat[a:b] if cpu else torch.empty(b - a, dtype=unit.dtype)
-                    coming.parts.append((flat[a:b], room, self._post.receive(room, owner, TAG + unit.number)))
-            self._coming[unit.number] = coming
+            self._coming[unit.number] = Coming(unit, flat, here, self._post)
 
     def restored(self) -> None:
         """The parameters were changed by hand, alike on every device."""
@@ -108,21 +102,8 @@ class Spreading:
     def _arrive(self, unit: Unit) -> None:
         coming = self._coming.pop(unit.number, None)
         if coming is None:
+            self._post.reach((), {}, adds=False)
             return
         since = self._now()
-        handed_in_s: list[float | None] = [coming.asked_s]
-        with torch.no_grad():
-            for place, room, arriving in coming.parts:
-                arriving.wait()
-                handed_in_s.append(arriving.sent_s)
-                if place.device.type != "cpu":
-                    place.copy_(room)
-        coming.parts.clear()
-        self._post.reach(handed_in_s, unit.sizes, adds=False)
+        coming.take()
         self._told(f"UNSHARD{unit.number}", since)
-
-
-class _Coming:
-    def __init__(self, asked_s: float | None) -> None:
-        self.asked_s = asked_s
-        self.parts: list[tuple[Tensor, Tensor, Arriving]] = []
