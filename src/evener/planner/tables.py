@@ -140,7 +140,7 @@ def place_table(
     best = min(fitting, key=lambda w: w.price.total_s)
     rows = best.rows or {}
     each = best.price.held_bytes / use.num_rows
-    words = [_words(w, best, only) for w in sorted(ways, key=lambda w: (w is not best, w.price.total_s))]
+    words = [_words(w) for w in sorted(ways, key=lambda w: (w is not best, w.price.total_s))]
     rate = sites[0].host_rate
     why = (
         f"table {use.name}: {use.touched(samples):.0f} of {use.num_rows} rows a step ({use.source}), "
@@ -202,12 +202,12 @@ def _ways(
     return ways
 
 
-def _words(way: _Way, best: _Way, only: str | None) -> str:
+def _words(way: _Way) -> str:
     price = way.price
     parts = (("memory", price.memory_s), ("bus", price.transfer_s), ("other devices", price.exchange_s))
     told = " + ".join(f"{name} {s * 1e3:.3g}" for name, s in parts if s)
     where = _WORDS.get(way.residence, "with dense gradients on every device")
-    note = ", as asked" if way is best and only else ", which does not fit" if way.rows is None else ""
+    note = ", which does not fit" if way.rows is None else ""
     return f"{price.total_s * 1e3:.3g} ms {where} ({told}; {price.held_bytes / 2**20:.4g} MiB{note})"
 
 
