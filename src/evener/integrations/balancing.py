@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from evener.errors import UsageError
 from evener.integrations.pipe import Devices, check_layers, device_of
 from evener.planner.chain import cut_chain
-from evener.profiling.chain import Piece
 from evener.profiling.layers import REPEATS, LayerTimer
 from evener.profiling.timing import Stopwatch, figure_of
 from evener.runtime.hardware import HardwareDriver
@@ -92,8 +91,7 @@ def _copied(value: Any) -> Any:
 
 def _seconds(name: str, layer: nn.Module, value: Any) -> float:
     device = next(t.device for t in tree_leaves(value) if isinstance(t, torch.Tensor))
-    piece = Piece(name=name, module=layer, params=tuple(layer.parameters()), buffers=())
-    timer = LayerTimer(piece, [((value,), {})], Stopwatch(HardwareDriver(device), 0.0), ("layer", name))
+    timer = LayerTimer(layer, [((value,), {})], Stopwatch(HardwareDriver(device), 0.0), ("layer", name))
     for number in range(REPEATS + 2):
         timer.once(keep=number > 1)
     figures = (figure_of(timer.forward_s), figure_of(timer.backward_s))

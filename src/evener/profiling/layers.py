@@ -1,4 +1,8 @@
-"""Seconds of each layer alone: its real inputs are caught in one forward pass, then it runs by itself."""
+"""Seconds of each layer alone: its real inputs are caught in one forward pass, then it runs by itself.
+
+The loss runs by itself too, on the model's real output, and counts as the last layer's: so a plan gives it to
+the stage that has it. Over a large vocabulary it takes longer than many layers.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -11,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from evener.core.figures import Figure
 from evener.core.profile import Timing
+from evener.core.words import counted
 from evener.errors import EvenerError
 from evener.profiling.chain import Piece
 from evener.profiling.memory import give_back, is_out_of_memory
@@ -59,19 +64,19 @@ def _cut_off(value: Any) -> Any:
 
 
 class LayerTimer:
-    """Times one layer's forward and backward over all its calls at one micro-batch size."""
+    """Times the forward and backward of a layer, or of the loss, over all its calls at one size."""
 
     def __init__(
         self,
-        piece: Piece,
+        run: Callable[..., Any],
         calls: Calls,
         watch: Stopwatch,
         signature: tuple,
         precision: torch.autocast | None = None,
+        copies: bool = True,
     ) -> None:
-        assert piece.module is not None, "only modules have calls"
-        self._precision = precision or nullcontext()
-        self._module, self._calls, self._watch, self._signature = piece.module, calls, watch, signature
+        self._precision, self._copies = precision or nullcontext(), copies
+        self._run, self._calls, self._watch, self._signature = run, calls, watch, signature
         self.forward_s: list[float] = []
         self.backward_s: list[float] = []
 
@@ -82,13 +87,14 @@ class LayerTimer:
     def once(self, *, keep: bool) -> None:
         """Run forward and backward; `keep` is false for the run that warms up."""
         # Copies of the inputs are no leaves, so that layers that work in place may write to them.
-        copies = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, self._calls)
-
+        copies = self._calls
+        if self._copies:
+            copies = tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, self._calls)
         _settle(copies)
 
         def forward() -> list[Any]:
             with self._precision:
-                return [self._module(*args, **kwargs) for args, kwargs in copies]
+                return [self._run(*args, **kwargs) for args, kwargs in copies]
 
         outputs, forward_s = self._watch.timed("0F0", forward, self._signature)
         leaves = [t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.requires_grad]
@@ -123,11 +129,13 @@ def time_layers(
     more: Sequence[int],
     updates: dict[str, Figure],
     watch: Stopwatch,
+    last: str,
 ) -> tuple[list[Timing], list[str]]:
     """(timings of each layer at as many sizes as the budget allows, sentences about what was cut).
 
     The smallest size comes first, then the largest, then those between; `round_s` has the seconds of one
     whole forward and backward by size. Then come the sizes `more`, at which only layers fit, not the model.
+    The loss's seconds are those of the layer `last`.
     """
     timings: list[Timing] = []
     notes: list[str] = []
@@ -140,7 +148,7 @@ def time_layers(
             cut.append(size)
             continue
         try:
-            rows = _time_size(subject, pieces, size, updates, watch, notes)
+            rows = _time_size(subject, pieces, size, updates, watch, notes, last)
         except Exception as e:
             if not is_out_of_memory(e):
                 raise
@@ -169,13 +177,14 @@ def _time_size(
     updates: dict[str, Figure],
     watch: Stopwatch,
     notes: list[str],
+    last: str,
 ) -> list[Timing]:
     calls, dtype = caught_inputs(subject, pieces, size)
     precision = torch.autocast(subject.device.type, dtype=dtype) if dtype else None
     timers = {
-        piece.name: LayerTimer(piece, calls[piece.name], watch, ("layer", piece.name, size), precision)
+        piece.name: LayerTimer(piece.module, calls[piece.name], watch, ("layer", piece.name, size), precision)
         for piece in pieces
-        if piece.name in calls
+        if piece.name in calls and piece.module is not None
     }
     for name in list(timers):
         try:
@@ -185,23 +194,77 @@ def _time_size(
                 raise
             notes.append(f"layer {name!r} is not timed, it does not run alone: {type(e).__name__}: {e}")
             del timers[name]
+    _repeat(list(timers.values()), watch)
+    parts = {piece.name: [timers[piece.name]] if piece.name in timers else [] for piece in pieces}
+    timers.clear()
+    calls.clear()  # the loss needs the room that their inputs took
+    loss = _timed_loss(subject, size, watch, notes)
+    if loss is not None and parts[last]:
+        parts[last].append(loss)
+    return [
+        Timing(
+            layer=name,
+            kind=subject.kind,
+            micro_batch=size,
+            forward_s=_figure(_added([t.forward_s for t in part])),
+            backward_s=_figure(_added([t.backward_s for t in part if t.backward_s])),
+            update_s=updates.get(name),
+        )
+        for name, part in parts.items()
+    ]
+
+
+def _repeat(timers: Sequence[LayerTimer], watch: Stopwatch) -> None:
+    """All of them in turn, until they are steady or time is up."""
     for number in range(REPEATS):
         if number >= LEAST_REPEATS and watch.left_s < 0:
             break
-        for timer in timers.values():
+        for timer in timers:
             if not timer.is_steady:
                 timer.once(keep=True)
-    return [
-        Timing(
-            layer=piece.name,
-            kind=subject.kind,
-            micro_batch=size,
-            forward_s=_figure(timers[piece.name].forward_s) if piece.name in timers else None,
-            backward_s=_figure(timers[piece.name].backward_s) if piece.name in timers else None,
-            update_s=updates.get(piece.name),
-        )
-        for piece in pieces
-    ]
+
+
+def _timed_loss(subject: Subject, size: int, watch: Stopwatch, notes: list[str]) -> LayerTimer | None:
+    """The loss alone, on what the model gives; None, with a note, where it cannot be timed so."""
+    outputs: list[Any] = []
+    batch = subject.batch(size)
+    handle = subject.model.register_forward_hook(lambda module, args, output: outputs.append(output))
+    try:
+        with torch.no_grad():
+            subject.step_loss(subject.model, batch)
+    finally:
+        handle.remove()
+    if len(outputs) != 1:
+        notes.append(f"the loss is not timed: the model was called {counted(len(outputs), 'time')} for it")
+        return None
+    output = tree_map(_asking, outputs.pop())
+
+    def loss(given: Any) -> torch.Tensor:
+        return subject.step_loss(lambda *args, **kwargs: given, batch)  # type: ignore[arg-type]
+
+    timer = LayerTimer(loss, [((output,), {})], watch, ("loss", size), copies=False)
+    try:
+        timer.once(keep=False)
+        _repeat([timer], watch)
+    except Exception as e:
+        if isinstance(e, EvenerError):
+            raise
+        notes.append(f"the loss is not timed, it does not run alone: {type(e).__name__}")
+        e.__traceback__ = None
+        give_back(subject.device)
+        return None
+    return timer
+
+
+def _asking(value: Any) -> Any:
+    """A model's output as the loss gets it: it is asked for its gradient."""
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_() if is_float else value
+
+
+def _added(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of parts that run one after another, round by round. Example: (1, 2), (3, 4, 4): 4, 6."""
+    return [sum(row) for row in zip(*rows, strict=False)]
 
 
 def _figure(seconds: Sequence[float]) -> Figure | None:

@@ -77,7 +77,8 @@ def profile_model(
         more = [s.micro_batch for s in steps if not s.fits]
         if memory_bytes is not None:
             more = [size for size in more if _largest_layer_bytes(pieces, scans, size) <= memory_bytes]
-        timings, said = time_layers(subject, pieces, round_s, more, updates.seconds, watch)
+        last = _order(pieces, scans)[-1]
+        timings, said = time_layers(subject, pieces, round_s, more, updates.seconds, watch, last)
         notes += said
     trainable = [p for p in model.parameters() if p.requires_grad]
     return Profile(

@@ -114,7 +114,6 @@ class Part:
 
     def forward(self, alive: Alive, batch: Any, carry: Carry) -> dict:
         """Run the micro-batch; outputs or loss are kept in `alive`. Returns the metrics of a last stage."""
-        batch = to_device(batch, self.device)
         # What autocast remembers of weights would stay on the device when they go.
         caches = self.residing is None or self.residing.stay
         autocast = (
@@ -126,14 +125,16 @@ class Part:
         loss_of = _no_loss if alive.only_in_wave else self.problem.loss_of
         with alive.scope, autocast, there, noted_lookups(alive.lookups):
             if self.ends is None:
-                args, kwargs, target = self.problem.inputs(batch)
+                args, kwargs, target = self.problem.inputs(to_device(batch, self.device))
                 alive.loss, metrics = self._run(lambda: loss_of(self.module(*args, **kwargs), target))
                 return metrics
             unflatten, target = self.ends.unflatten_output, None
-            if self.reads_batch:
+            if self.reads_batch:  # of which the first stage needs what the model gets, the last the target
                 args, kwargs, target = self.problem.inputs(batch)
                 if self.is_first:
-                    carry = self.ends.flatten(args, kwargs)
+                    carry = self.ends.flatten(*to_device((args, kwargs), self.device))
+                if self.is_last:
+                    target = to_device(target, self.device)
             if not self.is_first:
                 carry = _received(carry, self.takes, self.autocast)
             if not self.is_last:

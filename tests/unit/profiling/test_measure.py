@@ -10,10 +10,12 @@ from evener.profiling import profile_model
 from tests.unit.profiling.fakes import ScriptedDriver
 
 LAYER_S = {"0": 0.3e-3, "1": 0.1e-3, "2": 0.6e-3}
+LOSS_S = 0.2e-3
+WITH_LOSS_S = LAYER_S | {"2": LAYER_S["2"] + LOSS_S}
 
 
 def cost(action, signature):
-    """A whole step takes 1 ms + 1 ms a sample forward and twice that backward; layers as listed."""
+    """A whole step takes 1 ms + 1 ms a sample forward and twice that backward; layers and loss as listed."""
     if action == "INPUT":
         return 0.2e-3
     if action == "STEP":
@@ -21,6 +23,8 @@ def cost(action, signature):
     factor = 1 if action == "0F0" else 2
     if signature[0] == "layer":
         return factor * LAYER_S[signature[1]] * signature[2]
+    if signature[0] == "loss":
+        return factor * LOSS_S * signature[1]
     return factor * 1e-3 * (1 + signature[1])
 
 
@@ -64,8 +68,8 @@ def test_layers_and_their_timings():
     assert first.flops_per_sample == 70
     assert len(profile.timings) == 9
     for timing in profile.timings:
-        assert timing.forward_s.value == pytest.approx(LAYER_S[timing.layer] * timing.micro_batch)
-        assert timing.backward_s.value == pytest.approx(2 * LAYER_S[timing.layer] * timing.micro_batch)
+        assert timing.forward_s.value == pytest.approx(WITH_LOSS_S[timing.layer] * timing.micro_batch)
+        assert timing.backward_s.value == pytest.approx(2 * WITH_LOSS_S[timing.layer] * timing.micro_batch)
         assert (timing.update_s is None) == (timing.layer == "1")  # tanh has nothing to update
     assert profile.gradient_bytes == (42 + 24) * 4
     assert profile.state_bytes == 2 * (42 + 24) * 4 + 4 * 4  # two moments and four step counts
@@ -252,3 +256,13 @@ def test_a_device_too_small_for_the_model_has_its_layers_measured_one_by_one():
 def test_sizes_at_which_a_layer_does_not_fit_are_not_measured():
     small = profiled(driver=ScriptedDriver(by_name), micro_batches=(1, 2), memory_bytes=10)
     assert small.timings == ()
+
+
+def test_a_loss_that_asks_the_model_for_more_than_its_output_is_not_timed_and_said():
+    def step_loss(model, batch):
+        return model(batch).square().mean() + 0 * sum(p.sum() for p in model.parameters())
+
+    profile = profiled(step_loss=step_loss)
+    assert "the loss is not timed, it does not run alone: AttributeError" in profile.note
+    last = next(t for t in profile.timings if t.layer == "2" and t.micro_batch == 1)
+    assert last.forward_s.value == pytest.approx(LAYER_S["2"])
