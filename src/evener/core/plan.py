@@ -171,8 +171,9 @@ class Prediction(Value, frozen=True, kw_only=True):
     than compute then; `seconds` is the step by device and cause. A used device that cannot hold the model is
     in `unbounded_samples_per_s` instead: what it would do if its memory sufficed. `useful_samples` is what
     each device's part is worth in samples of the whole model, where a plan cuts it. `factors` are what each
-    device was believed to take of its profile's seconds, where that is not 1. `owned_bytes` is what each owner
+    device was believed to take of its profile's seconds, where that is not 1. `owned_bytes` is what an owner
     keeps of state in parts, see `Ownership`.
+    `load_bytes` is what a device holds at most while weights are loaded or a run is taken up.
     """
 
     step_s: float
@@ -185,6 +186,7 @@ class Prediction(Value, frozen=True, kw_only=True):
     useful_samples: dict[str, float] = {}
     seconds: dict[str, dict[str, float]] = {}
     factors: dict[str, float] = {}
+    load_bytes: dict[str, int] = {}
     owned_bytes: dict[str, int] = {}
     source: Source = "fitted"
 

@@ -254,6 +254,13 @@ def stage_memory(
     )
 
 
-def load_peak_bytes(memory: StageMemory) -> float:
-    """Peak while a checkpoint is read: parameters and state twice, as file contents and in place."""
-    return 2 * (memory.parameters + memory.optimizer) + memory.buffers
+def load_peak_bytes(
+    parameters: float, optimizer: float, buffers: float, summed: float = 0.0, *, apart: bool
+) -> float:
+    """Peak while state is read and put in place, in bytes; `summed` are gradients that will be summed.
+
+    A device with memory of its own (`apart`) gets each tensor once, as the file's contents lie on its host;
+    on a CPU both lie in one memory. Room for sums of gradients is there before. Example: 100 bytes of
+    parameters and 200 of state: 300, on a CPU 600.
+    """
+    return (1 if apart else 2) * (parameters + optimizer) + buffers + summed

@@ -8,6 +8,7 @@ from evener.core.ownership import WORDS
 from evener.core.plan import HELD
 from evener.core.profile import Profile
 from evener.cost.evaluate import CostModel
+from evener.cost.loading import load_bytes
 from evener.cost.worth import unbounded_samples_per_s, useful_samples
 from evener.errors import NoPlanFitsError, UsageError
 from evener.planner.data_parallel import plan_data_parallel
@@ -32,7 +33,16 @@ def plan(fleet: Fleet, profile: Profile, job: Job, *, shapes: Shapes = "data-par
         result = with_fewer(fleet, profile, job, result)
     if UNLINKED not in job.allow:
         check_links(fleet, result.plan)
-    return marked(fleet, profile, result)
+    return marked(fleet, profile, _with_loading(fleet, profile, result))
+
+
+def _with_loading(fleet: Fleet, profile: Profile, result: PlanResult) -> PlanResult:
+    """With what each device holds at most while state is put into it."""
+    prediction = result.plan.prediction
+    if prediction is None:
+        return result
+    loading = load_bytes(CostModel(fleet=fleet, profile=profile), result.plan)
+    return replace(result, plan=replace(result.plan, prediction=replace(prediction, load_bytes=loading)))
 
 
 def _found(fleet: Fleet, profile: Profile, job: Job, shapes: Shapes) -> PlanResult:

@@ -84,6 +84,11 @@ class Executor:
         """What this device did last, action by action."""
         return self.bench.spans
 
+    @property
+    def tidied(self) -> str:
+        """What was done between steps about memory that is reserved and unused; "" for nothing."""
+        return self._tidier.told()
+
     def pause(self) -> None:
         """The next step's time begins when it is called, not when the last one ended."""
         self._began = None

@@ -4,12 +4,15 @@ An allocator that finds no room gives cached memory back and tries again, in the
 device's work at a stop. Where that happened, the same is done between two steps, where nothing is under way.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import torch
 
 from evener.core.seams import Driver
 from evener.core.words import counted
+
+MOST_SENTENCES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +62,9 @@ class Tidier:
         self._device, self._driver = device, driver
         self._counts = device.type != "cpu"
         self._retries = 0
-        self.sentences: list[str] = []
+        self._took_s = 0.0
+        self.sentences: deque[str] = deque(maxlen=MOST_SENTENCES)
+        self.times = 0
 
     def between_steps(self) -> tuple[float, float] | None:
         """Give unused memory back where there is a reason; when that began and ended, for the trace."""
@@ -71,6 +76,18 @@ class Tidier:
         if not why:
             return None
         self.sentences.append(why)
+        self.times += 1
         begin_s = self._driver.now()
         self._driver.run("TIDY", torch.accelerator.empty_cache)
-        return begin_s, self._driver.now()
+        end_s = self._driver.now()
+        self._took_s += end_s - begin_s
+        return begin_s, end_s
+
+    def told(self) -> str:
+        """For the report: how often memory was given back, what that took, and why the last time; or ""."""
+        if not self.times:
+            return ""
+        return (
+            f"unused memory was given back between steps {counted(self.times, 'time')}, in "
+            f"{self._took_s * 1e3:.3g} ms altogether; the last time because {self.sentences[-1]}"
+        )

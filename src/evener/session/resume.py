@@ -9,6 +9,7 @@ from evener.errors import StateError, UsageError
 from evener.report.metrics import drop_from
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in, newest_good, open_checkpoint
 from evener.runtime.checkpoints.manifest import MANIFEST
+from evener.runtime.hardware import ALLOCATED, peak_bytes
 from evener.session.meeting import Meeting
 from evener.session.state import restore
 from evener.session.steps import Steps
@@ -66,11 +67,22 @@ def take_up(resume: str, run_dir: Path, meeting: Meeting, steps: Steps, *, stop:
             remedy="more --steps or --epochs: they count from the beginning of the run",
         )
     steps.decisions += restore(steps, checkpoint)
+    steps.said += [said] if (said := _held_while_loading(steps)) else []
     steps.decisions.append(
         f"taken up at step {position.step}, {position.samples_seen} samples, from {checkpoint.path}"
     )
     if steps.ranks.rank == 0:
         drop_from(run_dir / "metrics.jsonl", position.step)
+
+
+def _held_while_loading(steps: Steps) -> str:
+    """On an accelerator, which counts its memory: the most it held until here, and what was predicted."""
+    held = peak_bytes(steps.site.torch_device)
+    if held.note != ALLOCATED:
+        return ""
+    told = steps.plan.prediction.load_bytes.get(steps.ranks.here) if steps.plan.prediction else None
+    predicted = f"predicted {told / 2**20:.4g} MiB" if told else "nothing predicted"
+    return f"the run was taken up with at most {held.value / 2**20:.4g} MiB held, {predicted}"
 
 
 def latest_run(name: str, root: str | None = None) -> Path | None:

@@ -1,6 +1,7 @@
 """One process's place in the job: its device, opened, and the driver and wire that stand before it."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,17 +28,20 @@ from evener.runtime.wires.open import NewGroup, open_grouped
 from evener.session.address import address_here
 from evener.session.request import Request
 
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where torch's allocator reads its settings: the name of today, and the one before."""
 # What each kind of accelerator talks with among its own; anything else goes over Gloo through host memory.
 _FAST_BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 
 
 @dataclass(frozen=True)
 class Site:
-    """A device of the fleet as this process drives it."""
+    """A device of the fleet as this process drives it; `notes` say what was set for it, and why."""
 
     device: Device
     torch_device: torch.device
     driver: Driver
+    notes: tuple[str, ...] = ()
 
     def wire(
         self,
@@ -136,8 +140,32 @@ def open_site(device: Device, *, rehearse: bool, fleet: Fleet | None = None, tim
             f"{device.name} is a rehearsed accelerator: no machine has one",
             remedy="--rehearse with its fleet file",
         )
+    settings, why = allocator_settings(device.type, os.environ, nvidia=torch.version.cuda is not None)
+    os.environ.update(settings)  # read when the allocator is first asked for memory
     torch_device = open_torch_device(device.type, device.index, device.threads)
-    return Site(device, torch_device, HardwareDriver(torch_device))
+    return Site(device, torch_device, HardwareDriver(torch_device), (why,) if why else ())
+
+
+def allocator_settings(
+    type_: str, environment: Mapping[str, str], *, nvidia: bool, system: str = sys.platform
+) -> tuple[dict[str, str], str]:
+    """(settings of torch's allocator for a device of `type_`, as environment variables; the reason).
+
+    Expandable segments: one segment that grows instead of many of fixed sizes, so that a micro-batch of
+    another length, or after a change of shares, finds room where freed blocks lie. NVIDIA's driver alone has
+    what they need, and torch's allocator does it on Linux; a split size is left alone, as it makes no
+    difference within them. What the user has set stays. Example: ("cuda", {}, nvidia=True) on Linux gives
+    PYTORCH_ALLOC_CONF=expandable_segments:True.
+    """
+    given = [name for name in ALLOCATOR_VARIABLES if environment.get(name)]
+    if type_ != "cuda" or not nvidia or system != "linux":
+        return {}, ""
+    if given:
+        return {}, f"the allocator keeps the settings that were given in {given[0]}"
+    return {ALLOCATOR_VARIABLES[0]: "expandable_segments:True"}, (
+        f"{ALLOCATOR_VARIABLES[0]}=expandable_segments:True was set: segments that grow leave no rests "
+        "when micro-batches change their size"
+    )
 
 
 def expandable_segments(environment: Mapping[str, str]) -> bool:
@@ -145,7 +173,7 @@ def expandable_segments(environment: Mapping[str, str]) -> bool:
 
     Example: {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} does.
     """
-    settings = (environment.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    settings = (environment.get(name, "") for name in ALLOCATOR_VARIABLES)
     return any("expandable_segments:true" in s.replace(" ", "").lower() for s in settings)
 
 

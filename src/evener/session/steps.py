@@ -97,6 +97,7 @@ class Steps:
         self.at_boundary: Callable[[int], None] = lambda number: None
         self.relieve: Relieve = unpriced
         self.decisions: list[str] = []
+        self.said: list[str] = []  # of this device alone, for the report
         self.adapter: Adapter | None = None
         self.link_watch: LinkWatch | None = None
         self.profiler: StepProfiler | None = None

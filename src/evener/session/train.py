@@ -7,6 +7,7 @@ import msgspec
 from evener.core.figures import Figure, Value
 from evener.core.records import TableRecord
 from evener.core.trace import Trace
+from evener.core.words import some
 from evener.rehearsal.verdict import Lateness
 from evener.runtime.hardware import peak_bytes
 from evener.runtime.replicas import checksums, collect
@@ -38,6 +39,15 @@ class Lookups(Value, frozen=True, kw_only=True):
     """What a device looked up in all steps, by table."""
 
     by_table: dict[str, TableRecord] = {}
+
+
+MOST_NAMED = 8
+
+
+class Said(Value, frozen=True, kw_only=True):
+    """What a device alone has to say of the run."""
+
+    lines: tuple[str, ...]
 
 
 def train(member: Member, generation: Generation, journal: Journal) -> bool:
@@ -106,6 +116,7 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
     if member.request.profile_step is not None:
         folder = Path(member.request.run_dir)
         steps.decisions += [write_profiled(room, ranks.devices, member.request.profile_step, folder)]
+    steps.decisions += _said({d: room.get(f"said/{d}", Said).lines for d in ranks.devices})
     journal.since = max(steps.since, generation.turn.step)
     journal.peak_bytes = {d: room.get(f"peak/{d}", Figure) for d in ranks.devices}
     journal.lookups = {d: room.get(f"lookups/{d}", Lookups).by_table for d in ranks.devices}
@@ -173,7 +184,8 @@ def _saving(member: Member, generation: Generation) -> Checkpointing | None:
 
 def _hand_in(room: Meeting, steps: Steps) -> None:
     """Give the leading process what only this one knows: spans, lateness, the parameters' checksum."""
-    here, site = steps.ranks.here, steps.site
+    here, site, tidied = steps.ranks.here, steps.site, steps.executor.tidied
+    room.put(f"said/{here}", Said(lines=(*site.notes, *steps.said, *([tidied] if tidied else []))))
     room.put(f"trace/{here}", Trace(source="measured", spans=steps.executor.spans))
     room.put(f"lookups/{here}", Lookups(by_table=steps.layout.tables.lookups))
     if steps.profiler and steps.profiler.found:
@@ -181,3 +193,12 @@ def _hand_in(room: Meeting, steps: Steps) -> None:
     room.put(f"checksums/{here}", Checksums(by_name=checksums(steps.layout.parameters)))
     if site.lateness is not None:
         room.put(f"lateness/{here}", site.lateness)
+
+
+def _said(lines: dict[str, tuple[str, ...]]) -> list[str]:
+    """What devices had to say, once for all that say the same. Example: a and b with "x": ["a, b: x"]."""
+    by_line: dict[str, list[str]] = {}
+    for device, said in lines.items():
+        for line in said:
+            by_line.setdefault(line, []).append(device)
+    return [f"{some(devices, MOST_NAMED)}: {line}" for line, devices in by_line.items()]

@@ -21,11 +21,13 @@ def crowded(rank: int, world_size: int) -> None:
         del held
 
     step((30, 20))
-    assert tidier.between_steps() is None  # nothing failed
+    assert tidier.between_steps() is None and not tidier.told()  # nothing failed
     step((50,))  # 30 and 20 are cached, and neither is large enough: the allocator gives them back
     assert card.memory.num_retries == 1
     assert tidier.between_steps() is not None and "no room 1 time in" in tidier.sentences[0]
     assert held_on(card.torch_device).reserved == 0
+    assert tidier.told().startswith("unused memory was given back between steps 1 time, in 0 ms altogether")
+    assert "no room 1 time in" in tidier.told()
     step((30, 20))
     assert card.memory.num_retries == 1 and tidier.between_steps() is None
 

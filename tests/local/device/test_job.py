@@ -1,5 +1,8 @@
 """Jobs on rehearsed accelerators: the checks of tests/gpu, and running out of memory in mid-job."""
 
+import multiprocessing
+import re
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from evener.session.keep import first_gradients
 from evener.session.launch import launch
 from evener.session.measure import profile_recipe
 from evener.session.request import Request
+from evener.session.save_rule import Rule
 
 SCRIPT = """
 import torch, evener as ev
@@ -141,15 +145,11 @@ def test_the_cheaper_way_out_of_a_full_memory_is_taken_and_the_gradient_stays(tm
     """Halves of 480 samples still fill the card; those of 240 mostly move weights: recompute is cheaper."""
     cards = fleet(slower=300.0, smaller=64.0)
     wishes = {"steps": 2, "keep_gradient": True, "dropout": False, "batch": 960, "hidden": 5}
-    profile = profile_recipe(
-        request_for(tmp_path, cards, **wishes).script,
-        fleet=cards,
-        rehearse=True,
-        micro_batches=(120, 240, 480),
-        seed=0,
-        budget_s=10.0,
-        report=lambda text: None,
-    )
+    script = request_for(tmp_path, cards, **wishes).script
+    wanted = {"fleet": cards, "rehearse": True, "micro_batches": (120, 240, 480), "seed": 0, "budget_s": 10.0}
+    spawn = multiprocessing.get_context("spawn")  # a card stays with the process that opened it
+    with ProcessPoolExecutor(1, spawn) as pool:
+        profile = pool.submit(profile_recipe, script, report=print, **wanted).result()
     wishes["profile"] = profile
     roomy = tmp_path / "roomy"
     roomy.mkdir()
@@ -169,3 +169,18 @@ def test_the_cheaper_way_out_of_a_full_memory_is_taken_and_the_gradient_stays(tm
         (ours, *_), (wanted, *_) = first_gradients(folder), first_gradients(roomy)
         for name, gradient in wanted.items():
             torch.testing.assert_close(ours[name], gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_taking_a_run_up_holds_what_was_predicted(tmp_path: Path) -> None:
+    cards = fleet(smaller=64.0)
+    first = launch(request_for(tmp_path, cards, keep_all=True, steps=2, checkpoint=Rule(steps=2)))
+    assert first.plan.prediction is not None
+    predicted = first.plan.prediction.load_bytes
+    assert set(predicted) == {"lab/gpu0", "lab/gpu1"}
+    again = request_for(tmp_path, cards, plan=first.plan, steps=3, resume="latest")
+    outcome = launch(again)
+    for name, expected in predicted.items():
+        told = next(d for d in outcome.decisions if name in d and "taken up with at most" in d)
+        mib, wanted = (float(x) for x in re.findall(r"([\d.]+) MiB", told))
+        assert wanted == pytest.approx(expected / 2**20, rel=1e-3)
+        assert mib == pytest.approx(wanted, rel=0.05), told

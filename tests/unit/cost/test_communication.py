@@ -99,6 +99,7 @@ def test_memory_by_holder():
     assert held.boundary == 2 * 4 * 1
     assert held.reduction == 100
     assert held.total == 100 + 100 + 200 + 120 + 8 + 100
-    assert load_peak_bytes(held) == 600
+    assert load_peak_bytes(held.parameters, held.optimizer, held.buffers, apart=False) == 600
+    assert load_peak_bytes(held.parameters, held.optimizer, held.buffers, apart=True) == 300
     again = stage_memory(data, 0, 1, samples=4, in_flight=3, recompute=True)
     assert again.activations == 4 * 10
