@@ -40,7 +40,8 @@ def report_by_prediction(
         return None
     if not plan.is_data_parallel and not plan.prediction.useful_samples:
         return None
-    typical = typical_step(records, global_batch=plan.global_batch, warmup_steps=WARMUP_STEPS)
+    every = plan.fewer.every or 1 if plan.fewer and plan.fewer.how == "local" else 1
+    typical = typical_step(records, global_batch=plan.global_batch, warmup_steps=WARMUP_STEPS, every=every)
     return account(typical, plan, solo, evaluation=evaluation)
 
 

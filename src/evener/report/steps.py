@@ -25,13 +25,16 @@ class TypicalStep(Value, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def typical_step(records: Sequence[StepRecord], *, global_batch: int, warmup_steps: int) -> TypicalStep:
+def typical_step(
+    records: Sequence[StepRecord], *, global_batch: int, warmup_steps: int, every: int = 1
+) -> TypicalStep:
     """The typical step of `records`, without the first `warmup_steps`, skipped steps and odd-sized batches.
 
     `step_s` is the median of the step times. Medians of parts do not add up to the median of the whole, so
     the seconds by cause are means over the middle half of the steps (by step time), times
     median ÷ mean of that half; what a device's causes leave of a step is overhead.
     Example: steps of 1.0, 1.1, 1.2 and 9.0 s have the median 1.15 and the middle half 1.1, 1.2: factor 1.
+    Where only each `every`-th step has an exchange, a step is the mean of so many from one to the next.
     When fewer steps ran, the warm-up is cut so that one step remains, and `notes` say so.
     Raises UsageError when no committed step of `global_batch` samples is left.
     """
@@ -57,6 +60,12 @@ def typical_step(records: Sequence[StepRecord], *, global_batch: int, warmup_ste
         notes.append(
             f"only {counted(len(records), 'step')} ran, so the figures come from the last one, warm-up or not"
         )
+    num_used, first_used = len(used), used[0].step
+    if every > 1:
+        used = _rounds(used, every)
+        notes.append(
+            f"a step is the mean of up to {every}, from one exchange between hosts to the next"
+        )
     step_s = median(r.step_s for r in used)
     middle = sorted(used, key=lambda r: r.step_s)[len(used) // 4 : len(used) - len(used) // 4]
     losses = [r.loss for r in records if r.loss is not None]
@@ -67,13 +76,33 @@ def typical_step(records: Sequence[StepRecord], *, global_batch: int, warmup_ste
         spread=_spread([r.step_s for r in used]),
         seconds=seconds,
         steps=len(records),
-        steps_used=len(used),
+        steps_used=num_used,
         steps_skipped=skipped,
-        warmup_steps=sum(1 for r in records if r.step < min(first, used[0].step)),
+        warmup_steps=sum(1 for r in records if r.step < min(first, first_used)),
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         notes=tuple(notes),
     )
+
+
+def _rounds(used: Sequence[StepRecord], every: int) -> list[StepRecord]:
+    """The mean step of each whole round; of all steps where no round is whole. Example: 4 to 7, 8 to 11."""
+    rows: dict[int, list[StepRecord]] = {}
+    for record in used:
+        rows.setdefault(record.step // every, []).append(record)
+    whole = [row for row in rows.values() if len(row) == every] or [list(used)]
+    return [_mean(row) for row in whole]
+
+
+def _mean(row: Sequence[StepRecord]) -> StepRecord:
+    seconds: dict[str, dict[str, float]] = {}
+    for record in row:
+        for device, by_cause in record.seconds.items():
+            held = seconds.setdefault(device, {})
+            for cause, s in by_cause.items():
+                held[cause] = held.get(cause, 0.0) + s / len(row)
+    step_s = sum(r.step_s for r in row) / len(row)
+    return StepRecord(step=row[0].step, samples=row[0].samples, step_s=step_s, seconds=seconds)
 
 
 def _seconds(middle: Sequence[StepRecord], step_s: float) -> dict[str, dict[str, float]]:

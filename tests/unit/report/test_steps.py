@@ -77,3 +77,17 @@ def test_a_device_without_seconds_in_some_steps_is_noted():
 def test_more_seconds_than_the_step_has_are_noted():
     typical = typical_step([record(0, 1.0)], global_batch=14, warmup_steps=0)
     assert any("lab/a" in note and "in doubt" in note for note in typical.notes)
+
+
+def test_a_step_of_hosts_that_meet_seldom_is_the_mean_of_a_round():
+    """Rounds of 2: the warm-up leaves step 3 without its fellow; 4 and 5, 6 and 7 are whole."""
+    seconds = [9.0, 9.0, 9.0, 9.0, 1.0, 3.0, 1.0, 3.0]
+    records = [
+        record(step=i, step_s=s, samples=16, loss=1.0, seconds={"lab/a": {"compute": 1.0, "reduce": s - 1.0}})
+        for i, s in enumerate(seconds)
+    ]
+    typical = typical_step(records, global_batch=16, warmup_steps=3, every=2)
+    assert typical.step_s == pytest.approx(2.0)
+    assert typical.seconds["lab/a"]["reduce"] == pytest.approx(1.0)
+    assert (typical.steps_used, typical.warmup_steps) == (5, 3)
+    assert any("mean of up to 2" in note for note in typical.notes)
