@@ -86,7 +86,7 @@ class Card:
             if not num_bytes:
                 return None
             # Freed rooms are queued: a collection may run in the middle of taking one.
-            room = Room(address, self._block(num_bytes), self._freed.append)
+            room = Room(address, num_bytes, self._block, self._freed.append)
         return room
 
     def copied(self, num_bytes: int, *, inwards: bool) -> float:

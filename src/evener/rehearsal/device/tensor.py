@@ -18,15 +18,42 @@ class Room:
     Freed by this object and not by the tensors: torch may bring a tensor back after its finaliser has run.
     """
 
-    __slots__ = ("__weakref__", "_address", "_free", "block")
+    __slots__ = ("__weakref__", "_address", "_free", "_take", "block")
 
-    def __init__(self, address: int, block: Block, free: Callable[[Block], None]) -> None:
-        self._address, self.block, self._free = address, block, free
+    def __init__(
+        self, address: int, num_bytes: int, take: Callable[[int], Block], free: Callable[[Block], None]
+    ) -> None:
+        self.block: Block | None = take(num_bytes)
+        self._address, self._take, self._free = address, take, free
         _rooms[address] = ref(self)
 
+    def resize(self, num_bytes: int) -> None:
+        """Hold another block for so many bytes; none for 0."""
+        block, self.block = self.block, None
+        if block is not None:
+            self._free(block)
+        if num_bytes:
+            self.block = self._take(num_bytes)
+
     def __del__(self) -> None:
-        del _rooms[self._address]
-        self._free(self.block)
+        if _rooms.pop(getattr(self, "_address", 0), None) and self.block is not None:
+            self._free(self.block)
+
+
+class Storage:
+    """The storage of a tensor on the device: all that torch's own has, and `resize_` moves its room too."""
+
+    def __init__(self, inner: torch.UntypedStorage, room: Room | None) -> None:
+        self._inner, self._room = inner, room
+
+    def resize_(self, num_bytes: int) -> "Storage":
+        if self._room is not None:
+            self._room.resize(num_bytes)
+        self._inner.resize_(num_bytes)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 _rooms: dict[int, ref[Room]] = {}
@@ -91,9 +118,9 @@ class RehearsalTensor(torch.Tensor):
         with torch._C._ForceDispatchKeyGuard(include, exclude), torch._C._AutoDispatchBelowAutograd():
             torch.ops.aten.as_strided_.default(self, inner.size(), inner.stride(), inner.storage_offset())
 
-    def untyped_storage(self) -> torch.UntypedStorage:
+    def untyped_storage(self) -> Any:
         """The storage with the values: tensors that share memory on the device share it."""
-        return self.content.untyped_storage()
+        return Storage(self.content.untyped_storage(), self.room)
 
     def data_ptr(self) -> int:
         """The address of the values, as unequal for unequal tensors as on a real device."""

@@ -1,0 +1,48 @@
+"""State in parts on rehearsed accelerators: memory that is let go is free, and steps are exact."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from evener.session.exactness import verify
+from tests.local.device.checks import raises
+from tests.local.device.opening import card_of
+from tests.local.device.test_job import fleet, request_for
+from tests.local.pool import Pool
+
+
+def let_go_and_taken_back(rank: int, world_size: int) -> None:
+    card_of(memory=25e6)
+    base = torch.accelerator.memory_allocated()
+    flat = torch.ones(2**20, device="rehearsal")  # 4 MiB
+    view = flat[: 2**19].view(2, -1)
+    held = torch.accelerator.memory_allocated()
+    assert held - base == 4 * 2**20
+    flat.untyped_storage().resize_(0)
+    assert torch.accelerator.memory_allocated() == base
+    other = torch.ones(2**20, device="rehearsal")
+    raises(torch.OutOfMemoryError, "Tried to allocate", lambda t=flat: t.untyped_storage().resize_(2**25))
+    del other
+    flat.untyped_storage().resize_(4 * 2**20)
+    assert torch.accelerator.memory_allocated() == held
+    flat.fill_(3.0)
+    assert view.cpu().eq(3).all(), "views share the memory that came back"
+    del flat
+    assert torch.accelerator.memory_allocated() == held
+    del view
+    assert torch.accelerator.memory_allocated() == base
+
+
+def test_a_storage_that_is_let_go_takes_no_memory_of_the_device(pool: Pool) -> None:
+    pool.run(let_go_and_taken_back, 1)
+
+
+@pytest.mark.parametrize("state", ["optimizer", "parameters"])
+def test_two_cards_with_unequal_parts_train_one_model_exactly(tmp_path: Path, state: str) -> None:
+    split, parts = {"lab/gpu0": 67, "lab/gpu1": 29}, {"lab/gpu0": 2, "lab/gpu1": 5}
+    asked = request_for(tmp_path, fleet(), batch_per_device=split, steps=3, state=state, parts=parts)
+    found = verify(asked)
+    assert found is not None and found.exact
+    assert found.plan.owners and found.plan.owners[0].parts == parts
+    assert found.gradient_error_float64 < 1e-12 and found.parameter_error_float64 < 1e-10

@@ -1,0 +1,103 @@
+"""evener train with state in parts: exact, and its checkpoints go on under any other owners."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from safetensors.torch import load_file
+
+from evener.core.fleet import Device, Fleet
+from evener.core.plan import Held, Ownership, Pipeline, Plan, Share, Stage
+from evener.errors import EvenerError
+from evener.report.metrics import read_metrics
+from evener.session.exactness import verify
+from evener.session.keep import PARAMETER_FILE
+from evener.session.launch import launch
+from evener.session.request import Request
+from evener.session.save_rule import Keep, rule_of
+
+SCRIPT = """
+import torch, evener as ev
+from torch import nn
+
+def recipe():
+    torch.manual_seed(1)
+    x, y = torch.randn(60, 6), torch.randn(60, 3)
+    layers = [nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 3)]
+    return ev.Recipe(model=nn.Sequential(*layers), dataset=list(zip(x, y)), loss=nn.functional.mse_loss,
+                     reduction="mean", heldout=list(zip(x, y))[:7], global_batch=12, max_norm=0.5,
+                     optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2))
+"""
+NAMES = ("here/a", "here/b", "here/c")
+
+
+def plan(held: Held, parts: tuple[int, ...] = (5, 3, 2)) -> Plan:
+    layers, rows = ("0", "1", "2", "3", "4"), ((7, 3), (5, 5), (0, 1))
+    return Plan(
+        global_batch=12,
+        schedule="1f1b",
+        pipelines=tuple(
+            Pipeline(
+                samples=samples,
+                micro_batch=size,
+                stages=(Stage(layers=layers, shares=(Share(devices=(name,), samples=size),)),),
+            )
+            for name, (samples, size) in zip(NAMES, rows, strict=True)
+        ),
+        owners=tuple(
+            Ownership(layer=x, parts=dict(zip(NAMES, parts, strict=True)), held=held) for x in ("0", "2", "4")
+        ),
+    )
+
+
+def asked(folder: Path, **more: Any) -> Request:
+    (folder / "task.py").write_text(SCRIPT, encoding="utf-8")
+    devices = tuple(Device(name=n, kind="cpu", type="cpu", threads=1) for n in NAMES)
+    return Request(
+        **{
+            "script": str(folder / "task.py"),
+            "fleet": Fleet(devices=devices),
+            "run_dir": str(folder),
+            "quiet": True,
+            **more,
+        }
+    )
+
+
+@pytest.mark.parametrize("held", ["gradients", "parameters"])
+def test_a_plan_with_owners_is_exact(tmp_path: Path, held: Held) -> None:
+    found = verify(asked(tmp_path, plan=plan(held), steps=3))
+    assert found is not None and found.exact
+    assert found.gradient_error_float64 < 1e-12 and found.parameter_error_float64 < 1e-10
+
+
+def test_a_run_goes_on_with_other_owners_and_with_none(tmp_path: Path) -> None:
+    rule = rule_of("3", Keep(last=3, every=0))
+    whole = launch(asked(tmp_path, plan=plan("parameters"), steps=6, checkpoint=rule))
+    saved = tmp_path / "checkpoints" / "samples-000000000036"
+    assert saved.is_dir() and "may join" in " ".join(whole.decisions)
+    ends = []
+    alone = Device(name="here/x", kind="cpu", type="cpu", threads=1)
+    ways: dict[str, dict[str, Any]] = {
+        "others": {"plan": plan("optimizer", (1, 0, 4))},
+        "none": {"fleet": Fleet(devices=(alone,))},
+    }
+    for name, more in ways.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        launch(asked(folder, steps=6, resume=str(saved), profile_s=1.0, **more))
+        ends.append(load_file(folder / PARAMETER_FILE))
+        assert [r.step for r in read_metrics(folder / "metrics.jsonl").records] == [3, 4, 5]
+    want = load_file(tmp_path / PARAMETER_FILE)
+    for end in ends:
+        assert end.keys() == want.keys()
+        assert all((end[n] - want[n]).abs().max() < 1e-6 for n in want)
+
+
+def test_owners_of_a_layer_that_is_not_there_end_all_devices_with_one_sentence(tmp_path: Path) -> None:
+    wrong = plan("optimizer")
+    owners = (Ownership(layer="9", parts={"here/a": 1}), *wrong.owners)
+    with pytest.raises(EvenerError, match="9, no layers of the model") as e:
+        launch(asked(tmp_path, plan=replace(wrong, owners=owners), steps=2))
+    assert e.value.code == "EV202"

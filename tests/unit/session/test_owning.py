@@ -1,0 +1,126 @@
+"""What --state and --parts make of a plan, and what does not go with owners."""
+
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+import evener as ev
+from evener.core.figures import Figure
+from evener.core.fleet import Device, Fleet
+from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.errors import PlanMismatchError, UsageError
+from evener.session.owning import check_owned, with_owners
+from evener.session.request import Request, may_hold_parts
+
+MIB = 2.0**20
+
+
+def fleet(*mib: float | None) -> Fleet:
+    return Fleet(
+        devices=tuple(
+            Device(
+                name=f"lab/{i}",
+                kind=str(i),
+                type="cpu",
+                memory_bytes=Figure(value=m * MIB, source="assumed") if m else None,
+            )
+            for i, m in enumerate(mib)
+        )
+    )
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def plan(devices: int = 3) -> Plan:
+    return Plan(
+        global_batch=2 * devices,
+        pipelines=tuple(
+            Pipeline(
+                samples=2,
+                micro_batch=2,
+                stages=(Stage(layers=("0", "1", "2"), shares=(Share(devices=(f"lab/{i}",), samples=2),)),),
+            )
+            for i in range(devices)
+        ),
+    )
+
+
+def request(given: Plan | None = None, **more: Any) -> Request:
+    return Request(fleet=fleet(500, 300, 200), run_dir=".", plan=given, **more)
+
+
+def recipe(**more: Any) -> ev.Recipe:
+    return ev.Recipe(
+        model=model(),
+        dataset=[(torch.zeros(4), torch.zeros(2))] * 12,
+        loss=nn.functional.mse_loss,
+        reduction="mean",
+        optimizer=torch.optim.AdamW,
+        global_batch=6,
+        **more,
+    )
+
+
+def test_a_plan_without_owners_gets_parts_by_memory():
+    asked = request(plan(), state="gradients")
+    found = with_owners(plan(), asked, asked.fleet, model())
+    assert [o.layer for o in found.owners] == ["0", "2"]
+    assert found.owners[0].parts == {"lab/0": 500, "lab/1": 300, "lab/2": 200}
+    assert {o.held for o in found.owners} == {"gradients"} and found.schedule == "1f1b"
+
+
+def test_memories_that_are_not_known_make_equal_parts():
+    found = with_owners(plan(2), request(plan(2), state="optimizer"), fleet(500, None), model())
+    assert found.owners[0].parts == {"lab/0": 1, "lab/1": 1}
+
+
+def test_parts_of_ones_own_go_before_the_planners():
+    asked = request(None, state="optimizer", parts={"lab/0": 5, "lab/1": 3, "lab/2": 2})
+    found = with_owners(plan(), asked, asked.fleet, model())
+    assert found.owners[0].parts == {"lab/0": 5, "lab/1": 3, "lab/2": 2}
+
+
+def test_replicated_state_leaves_a_plan_as_it_is():
+    asked = request(plan())
+    assert with_owners(plan(), asked, asked.fleet, model()) == plan()
+    assert not may_hold_parts(asked) and may_hold_parts(request(plan(), state="optimizer"))
+
+
+def test_parts_without_anything_in_parts_or_all_0_are_refused():
+    parts = {"lab/0": 5, "lab/1": 3, "lab/2": 2}
+    with pytest.raises(UsageError, match="--parts says"):
+        with_owners(plan(), request(plan(), parts=parts), fleet(1, 1, 1), model())
+    with pytest.raises(UsageError, match="all 0"):
+        with_owners(
+            plan(), request(plan(), state="optimizer", parts=dict.fromkeys(parts, 0)), fleet(1, 1, 1), model()
+        )
+
+
+@pytest.mark.parametrize(
+    ("held", "change", "words"),
+    [
+        ("optimizer", {"steal": True}, "stealing"),
+        ("parameters", {"schedule": "gpipe"}, "schedule"),
+        ("parameters", {"recompute": True}, "recompute"),
+        ("parameters", {"precision": "bfloat16"}, "precision"),
+        ("parameters", {"batch_norm": "wave"}, "batch_norm"),
+        ("optimizer", {"tables": ("emb",)}, "emb"),
+    ],
+)
+def test_what_does_not_go_with_owners_is_refused(held: str, change: dict[str, Any], words: str):
+    asked = request(plan(), state=held)
+    owned = with_owners(plan(), asked, asked.fleet, model())
+    stage = {k: v for k, v in change.items() if k in ("recompute", "precision")}
+    if stage:
+        pipelines = tuple(replace(p, stages=(replace(p.stages[0], **stage),)) for p in owned.pipelines)
+        owned = replace(owned, pipelines=pipelines)
+    owned = replace(owned, **{k: v for k, v in change.items() if k in ("steal", "schedule")})
+    own = recipe(**{k: v for k, v in change.items() if k == "batch_norm"})
+    check_owned(with_owners(plan(), asked, asked.fleet, model()), recipe(), ())
+    with pytest.raises(PlanMismatchError, match=words):
+        check_owned(owned, own, change.get("tables", ()))
