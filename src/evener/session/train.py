@@ -68,11 +68,17 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
     try:
         if evaluate and steps.number == 0:
             journal.heldout_first = evaluate_heldout(steps, wire)
-        for record in steps.run(samples_to_train(request, len(recipe.dataset), recipe.global_batch)):
+        stop = samples_to_train(request, len(recipe.dataset), recipe.global_batch)
+        for record in steps.run(stop):
             journal.add(steps.with_lookups(record))
             journal.tell(steps.decisions)
         if steps.called:
             return False
+        if steps.plan.fewer and steps.samples_seen > stop:
+            more = steps.samples_seen - stop
+            steps.decisions.append(
+                f"the last step, of several batches, took {more} samples more than asked for"
+            )
         if saving:
             saving.finish()
     finally:
