@@ -202,7 +202,7 @@ def test_delayed_is_a_plain_loop_with_the_other_hosts_gradient_one_step_late(
 
 
 def test_accumulate_is_one_step_of_so_many_batches(tmp_path: Path) -> None:
-    """5 steps of 8 (8 8 6, 8 8) are 3 of 16 (16 6, 16): the last of them holds the last sample."""
+    """4 steps of 8 (8 8 6, 8) are 3 of 16 (16 6, 16): the run ends 8 samples later, and says so."""
     plan = plan_with(Fewer(how="accumulate", every=2), times=2)
     outcome, got = trained(request_for(tmp_path, plan, 4))
     assert any("took 8 samples more than asked for" in d for d in outcome.decisions)

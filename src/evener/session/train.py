@@ -74,11 +74,9 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
             journal.tell(steps.decisions)
         if steps.called:
             return False
-        if steps.plan.fewer and steps.samples_seen > stop:
-            more = steps.samples_seen - stop
-            steps.decisions.append(
-                f"the last step, of several batches, took {more} samples more than asked for"
-            )
+        fewer, more = steps.plan.fewer, steps.samples_seen - stop
+        if fewer and fewer.how == "accumulate" and more:
+            steps.decisions.append(f"the last step of {fewer} took {more} samples more than asked for")
         if saving:
             saving.finish()
     finally:
