@@ -255,12 +255,14 @@ def _parts(
     from evener.runtime.cutting import cut  # torch.export loads slowly, and data parallelism cuts nothing
 
     args, kwargs, _ = recipe.problem.inputs(recipe.batch_of(_TRACED_SAMPLES))
-    parts, notes = {}, []
+    parts, notes, cuts = {}, [], []
     for pipeline in sorted(set(mine.values())):
         numbers = [n for n, (p, _) in stages.items() if p == pipeline]
         with dropout_keys(recipe.model, -1, None):
             made = cut(recipe.model, [stages[n][1].layers for n in numbers], example=(args, kwargs))
         notes += [note for note in made.notes if note not in notes]
+        cuts.append((numbers, made))
+    for numbers, made in cuts:  # once all are made: layers on the device could not be cut again on the host
         for number, module in zip(numbers, made.stages, strict=True):
             if number in mine:
                 stage = stages[number][1]

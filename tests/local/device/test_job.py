@@ -65,13 +65,30 @@ def request_for(folder: Path, cards: Fleet, **more: object) -> Request:
     )
 
 
-def cut_in_two() -> Plan:
-    stages = tuple(
-        Stage(layers=tuple(names), shares=(Share(devices=(device,), samples=8),))
-        for names, device in ((NAMES[:2], "lab/gpu0"), (NAMES[2:], "lab/gpu1"))
+def cut(*stages: tuple[str, dict[str, int]], samples: int = 96, **more: bool) -> Pipeline:
+    """A pipeline over stages of one-letter layers with samples by device: ("01", {"gpu0": 8})."""
+    made = tuple(
+        Stage(
+            layers=tuple(layers),
+            shares=tuple(Share(devices=(f"lab/{d}",), samples=n) for d, n in held.items()),
+            **more,
+        )
+        for layers, held in stages
     )
-    pipeline = Pipeline(samples=96, micro_batch=8, stages=stages)
-    return Plan(global_batch=96, pipelines=(pipeline,), schedule="1f1b")
+    return Pipeline(samples=samples, micro_batch=8, stages=made)
+
+
+SHAPES = {
+    "two stages": ("1f1b", [cut(("01", {"gpu0": 8}), ("234", {"gpu1": 8}))]),
+    "zero bubble": ("zero-bubble", [cut(("01", {"gpu0": 8}), ("234", {"gpu1": 8}))]),
+    "recomputed": ("1f1b", [cut(("01", {"gpu0": 8}), ("234", {"gpu1": 8}), recompute=True)]),
+    "shared stage": ("gpipe", [cut(("01", {"gpu0": 5, "gpu1": 3}), ("234", {"gpu1": 8}))]),
+    "a device twice": ("1f1b", [cut(("0", {"gpu1": 8}), ("12", {"gpu0": 8}), ("34", {"gpu1": 8}))]),
+    "a pipeline and a whole model": (
+        "1f1b",
+        [cut(("01", {"gpu0": 8}), ("234", {"gpu1": 8}), samples=60), cut(("01234", {"gpu1": 8}), samples=36)],
+    ),
+}
 
 
 def test_two_cards_train_one_model_exactly(tmp_path: Path) -> None:
@@ -81,9 +98,13 @@ def test_two_cards_train_one_model_exactly(tmp_path: Path) -> None:
     assert found.gradient_error_float64 < 1e-12 and found.parameter_error_float64 < 1e-10
 
 
-def test_a_pipeline_over_two_cards_is_exact(tmp_path: Path) -> None:
-    found = verify(request_for(tmp_path, fleet(), plan=cut_in_two(), steps=2))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_of_plan_is_exact_over_two_cards(tmp_path: Path, shape: str) -> None:
+    schedule, pipelines = SHAPES[shape]
+    plan = Plan(global_batch=96, pipelines=tuple(pipelines), schedule=schedule)
+    found = verify(request_for(tmp_path, fleet(), plan=plan, steps=2))
     assert found is not None and found.exact
+    assert found.gradient_error_float64 < 1e-12 and found.parameter_error_float64 < 1e-10
 
 
 def test_a_card_and_a_cpu_train_one_model(tmp_path: Path) -> None:
