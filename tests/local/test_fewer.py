@@ -324,3 +324,13 @@ def test_verify_holds_it_against_a_plain_loop_that_does_the_same_and_prints_the_
     assert found.gradient_error_float64 <= 1e-12 and found.parameter_error_float64 <= 1e-12
     assert found.deviation is not None and 1e-3 < found.deviation < 2
     assert "in the place of one sum a step" in verdict_of(found)
+
+
+def test_what_goes_between_hosts_may_be_compressed_as_well(tmp_path: Path) -> None:
+    plan = plan_with(Fewer(how="local", every=2))
+    small = tuple(replace(r, compression="int8") if r.part else r for r in plan.reductions)
+    request = request_for(tmp_path, replace(plan, reductions=small), 6)
+    outcome, got = trained(replace(request, dtype="float32"))
+    assert 1e-6 < relative_error(got, plain_local(6, 2, 1.0, 0.0, SGD)) < 0.02
+    (told,) = [d for d in outcome.decisions if "between hosts: 3 exchanges" in d]
+    assert "0.0004023 MB; a sum of all bits every step would be 0.003168 MB" in told
