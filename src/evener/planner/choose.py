@@ -65,8 +65,8 @@ def _found(fleet: Fleet, profile: Profile, job: Job, shapes: Shapes) -> PlanResu
     narrow = (
         shapes == "data-parallel" or given or not profile.timings or (shapes == "auto" and flat is not None)
     )
-    if flat is not None and len(fleet.devices) > 1 and shapes != "data-parallel" and narrow and not given:
-        flat = replace(flat, reasons=(*flat.reasons, _narrow(profile)))
+    if narrow and len(fleet.devices) > 1 and shapes != "data-parallel" and not given:
+        flat, parts = (r and replace(r, reasons=(*r.reasons, _narrow(profile))) for r in (flat, parts))
     if not narrow:
         from evener.planner.whole import plan_whole  # only when wanted: data parallelism answers without it
 
