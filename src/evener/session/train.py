@@ -150,6 +150,7 @@ def _prepare_for_change(member: Member, generation: Generation) -> None:
     profile = member.profile if leads else None
     steps.adapter, why_not = adapter_of(request, fleet, steps.plan, holding.wire, profile)
     steps.decisions += [why_not] if why_not and generation.number == 1 else []
+    steps.decisions += steps.layout.notes if holding.owned else ()
     if steps.layout.apart is None and not holding.owned:  # else only a part of the devices redoes a step
         steps.relieve = priced(holding.wire, fleet, profile, leads=leads)
     if member.faults is None:
