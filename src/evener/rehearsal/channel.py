@@ -123,6 +123,6 @@ class PacedReceiving:
         """The tensors, when the device has them."""
         with self._driver.aside():
             times, *tensors = self._inner.wait()
-        self.sent_s, self.arrival_s = times.tolist()
+            self.sent_s, self.arrival_s = times.tolist()  # read back from an accelerator: not its own doing
         self._driver.advance(self.arrival_s)
         return tuple(tensors)
