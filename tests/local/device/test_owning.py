@@ -34,6 +34,26 @@ def let_go_and_taken_back(rank: int, world_size: int) -> None:
     assert torch.accelerator.memory_allocated() == base
 
 
+def moved_between_forward_and_backward(rank: int, world_size: int) -> None:
+    card_of(memory=25e6)
+    layer = torch.nn.Linear(4, 4).to("rehearsal")
+    flat = torch.ones(16, device="rehearsal")
+    layer.weight.data = flat.view(4, 4)
+    x = torch.ones(2, 4, device="rehearsal", requires_grad=True)
+    y = layer(x)
+    layer.weight.data = torch.full((1,), float("nan"), device="rehearsal").expand(4, 4)
+    flat.untyped_storage().resize_(0)
+    flat.untyped_storage().resize_(64)
+    flat.fill_(2.0)
+    layer.weight.data = flat.view(4, 4)
+    y.sum().backward()
+    assert x.grad is not None and x.grad.cpu().eq(8.0).all()
+
+
+def test_a_parameter_may_be_elsewhere_between_its_forward_and_its_backward(pool: Pool) -> None:
+    pool.run(moved_between_forward_and_backward, 1)
+
+
 def test_a_storage_that_is_let_go_takes_no_memory_of_the_device(pool: Pool) -> None:
     pool.run(let_go_and_taken_back, 1)
 

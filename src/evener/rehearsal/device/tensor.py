@@ -105,7 +105,9 @@ class RehearsalTensor(torch.Tensor):
                 f"incompatible tensor type: {self.device} {self.dtype} and {other.device} {other.dtype}"
             )
         self.content = other.content.detach()
-        self.resize_shell()
+        # As on any device this is no change in place: what autograd has kept of it stays good.
+        with torch.autograd._unsafe_preserve_version_counter(self):
+            self.resize_shell()
 
     def resize_shell(self) -> None:
         """Give the shell the sizes, strides and room of the values behind it."""
