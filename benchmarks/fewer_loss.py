@@ -64,6 +64,7 @@ def trained(way: str, batch: int, steps: int) -> dict[str, Any]:
             global_batch=batch,
             quiet=True,
             elastic=False,
+            preflight=False,
         )
         outcome = launch(request)
     assert outcome is not None and outcome.heldout_loss is not None

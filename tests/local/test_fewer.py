@@ -80,6 +80,7 @@ def request_for(
         steps=steps,
         quiet=True,
         dtype="float64",
+        preflight=False,  # all of these hosts are this one
         **more,
     )
 
