@@ -74,14 +74,6 @@ class Holding:
     ahead: Lookahead | None = None
 
     @property
-    def link_rates(self) -> dict[str, float]:
-        """Bytes/s that came from devices of other groups in the last step, by device, at their best."""
-        found: dict[str, float] = {}
-        for wire in self.grouped:
-            found |= {d: max(rate, found.get(d, 0.0)) for d, rate in wire.rates.items()}
-        return found
-
-    @property
     def compresses(self) -> bool:
         """Whether any gradient goes between groups in fewer bits."""
         return any(wire.exchange.compresses for wire in self.grouped)
