@@ -5,7 +5,7 @@
 --plan with owners                      as they stand there
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import msgspec
@@ -15,7 +15,7 @@ from torch import nn
 from evener.core.fleet import Fleet
 from evener.core.layers import find_layers
 from evener.core.ownership import check_owners, held_by
-from evener.core.plan import HELD, Held, Ownership, Plan
+from evener.core.plan import HELD, Held, Ownership, Pipeline, Plan, Share, Stage
 from evener.core.seams import Post, Wire
 from evener.errors import PlanMismatchError, UsageError
 from evener.rehearsal.pacer import Pacer
@@ -50,6 +50,7 @@ def with_owners(plan: Plan, request: Request, fleet: Fleet, model: nn.Module) ->
     parts = names or _by_memory(fleet, plan)
     if not any(parts.values()):
         raise UsageError("the parts of --parts are all 0", remedy="at least one device that holds something")
+    plan = _with_holders(plan, [d for d, part in parts.items() if part])
     owners = tuple(Ownership(layer=n, parts=parts, held=kept) for n in _layers_with_parameters(model))
     found = msgspec.structs.replace(plan, owners=owners, schedule=ORDER, reductions=(), prediction=None)
     check_owners(found, [layer.name for layer in find_layers(model)])
@@ -128,6 +129,27 @@ def told(owned: Owned) -> tuple[str, ...]:
 def _layers_with_parameters(model: nn.Module) -> list[str]:
     layers = find_layers(model)
     return [x.name for x in layers if any(True for _ in x.module.parameters(recurse=x.whole))]
+
+
+def _with_holders(plan: Plan, owners: Sequence[str]) -> Plan:
+    """`plan` with a pipeline of no samples for each owner that it left out: those hold state alone.
+
+    Plans of several stages stay as they are; whether their owners can be had is checked later.
+    """
+    more = [d for d in owners if d in {x.device for x in plan.left_out}]
+    layers = [stage.layers for _, _, stage in plan.numbered_stages()]
+    if not more or len(layers) != len(plan.pipelines):
+        return plan
+    holders = tuple(
+        Pipeline(
+            samples=0,
+            micro_batch=1,
+            stages=(Stage(layers=layers[0], shares=(Share(devices=(d,), samples=1),)),),
+        )
+        for d in more
+    )
+    left_out = tuple(x for x in plan.left_out if x.device not in more)
+    return msgspec.structs.replace(plan, pipelines=(*plan.pipelines, *holders), left_out=left_out)
 
 
 def _by_memory(fleet: Fleet, plan: Plan) -> dict[str, int]:
