@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from evener.core.fleet import Fleet
+from evener.core.job import State
+from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.probing import devices_here, host_name
 from evener.session.ask import fleet_here
 from evener.session.exactness import verify
@@ -63,6 +65,30 @@ def test_an_accelerator_and_the_cpu_train_one_model_exactly(tmp_path: Path) -> N
     assert found is not None
     assert found.gradient_error_float64 < 1e-12 and found.parameter_error_float64 < 1e-10
     assert found.gradient_error < 1e-5  # the two devices round matrix products differently
+
+
+@pytest.mark.parametrize("held", ["optimizer", "gradients", "parameters"])
+def test_state_in_unequal_parts_over_an_accelerator_and_the_cpu(held: State, tmp_path: Path) -> None:
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    fleet = fleet_here(f"{accelerator.type}:0,cpu")
+    parts = {d.name: n for d, n in zip(fleet.devices, (1, 3), strict=True)}
+    found = verify(msgspec.structs.replace(request_for(tmp_path, fleet), state=held, parts=parts))
+    assert found is not None
+    assert found.gradient_error_float64 < 1e-12 and found.parameter_error_float64 < 1e-10
+
+
+@pytest.mark.parametrize("residence", ["host", "host-optimizer"])
+def test_a_stage_whose_parameters_live_on_the_host(residence: str, tmp_path: Path) -> None:
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    fleet = fleet_here(f"{accelerator.type}:0")
+    share = Share(devices=(fleet.devices[0].name,), samples=8)
+    stage = Stage(layers=("0", "1", "2"), shares=(share,), residence=residence)
+    plan = Plan(global_batch=24, pipelines=(Pipeline(samples=24, micro_batch=8, stages=(stage,)),))
+    found = verify(msgspec.structs.replace(request_for(tmp_path, fleet), plan=plan))
+    assert found is not None
+    assert found.gradient_error_float64 < 1e-12 and found.parameter_error_float64 < 1e-10
 
 
 TABLE = """
