@@ -10,7 +10,7 @@ from torch import nn
 import evener as ev
 from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
-from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.plan import LeftOut, Pipeline, Plan, Share, Stage
 from evener.errors import PlanMismatchError, UsageError
 from evener.session.owning import check_owned, with_owners
 from evener.session.request import Request, may_hold_parts
@@ -124,3 +124,16 @@ def test_what_does_not_go_with_owners_is_refused(held: str, change: dict[str, An
     check_owned(with_owners(plan(), asked, asked.fleet, model()), recipe(), ())
     with pytest.raises(PlanMismatchError, match=words):
         check_owned(owned, own, change.get("tables", ()))
+
+
+def test_an_owner_that_the_plan_left_out_holds_state_and_takes_no_samples():
+    """A small model was planned for one device; `--parts` that named another were refused as a mismatch."""
+    one = replace(
+        plan(1), left_out=(LeftOut(device="lab/1", reason="slow"), LeftOut(device="lab/2", reason="slow"))
+    )
+    found = with_owners(
+        one, request(state="gradients", parts={"lab/0": 1, "lab/1": 3}), fleet(9, 9, 9), model()
+    )
+    assert [p.samples for p in found.pipelines] == [2, 0] and found.devices == ("lab/0", "lab/1")
+    assert [x.device for x in found.left_out] == ["lab/2"]
+    assert all(o.parts == {"lab/0": 1, "lab/1": 3} for o in found.owners)
