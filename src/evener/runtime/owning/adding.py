@@ -47,7 +47,7 @@ class Adding:
         self._done = threading.Event()
         self._done.set()
         self._error: tuple[type[EvenerError], str, str] | None = None
-        self._came_s: dict[int, list[float | None]] = {}
+        self._came_s: dict[tuple[int, int], list[float | None]] = {}
 
     @property
     def has_failed(self) -> bool:
@@ -65,8 +65,8 @@ class Adding:
         self._own[unit].put(own)
         return own
 
-    def wait(self) -> dict[int, list[float | None]]:
-        """Return when all sums are there; by unit, when each of their parts was handed in."""
+    def wait(self) -> dict[tuple[int, int], list[float | None]]:
+        """Return when all sums are there; by round and unit, in their order, when parts were handed in."""
         while not self._done.wait(LOOK_S) and not self.has_failed:
             pass
         self.check()
@@ -99,7 +99,7 @@ class Adding:
 
     def _add_all(self, rounds: dict[str, int]) -> None:
         here = self._ranks.here
-        came_s: dict[int, list[float | None]] = {u.number: [] for u in self._units}
+        came_s: dict[tuple[int, int], list[float | None]] = {}
         for total in self.sums.values():
             if not any(rounds.values()):
                 total.zero_()
@@ -113,21 +113,21 @@ class Adding:
         first = {(u.number): next(d for d in rounds if rounds[d]) for u in self._units} if parts else {}
         coming = self._asked([(u, d) for _, u, d in parts if d != here])
         for number, unit, device in parts:
-            total = self.sums[unit.number]
+            total, came = self.sums[unit.number], came_s.setdefault((number, unit.number), [])
             begins = number == 0 and device == first[unit.number]
             if device == here:
                 own = self._own[unit.number].get()
                 if own is None:
                     return
                 _add(total, own.values, begins=begins)
-                came_s[unit.number].append(own.handed_in_s)
+                came.append(own.handed_in_s)
                 own.values = total[:0]
                 own.added.set()
                 continue
             values, arriving = next(coming)
             arriving.wait()
             _add(total, values, begins=begins)
-            came_s[unit.number].append(arriving.sent_s)
+            came.append(arriving.sent_s)
         self._came_s = came_s
 
     def _asked(self, parts: Sequence[tuple[Unit, str]]) -> Iterator[tuple[Tensor, Arriving]]:

@@ -123,9 +123,9 @@ class OwnedGradients:
     def wait(self) -> None:
         """Return when this device has the sums of all that it owns, and all it sent has left."""
         flagged, self._flagged = self._flagged, None
-        came_s = self._adding.wait()
-        for unit in reversed(self._mine):
-            self._post.reach(came_s[unit.number], unit.sizes, adds=True)
+        sizes = {u.number: u.sizes for u in self._mine}
+        for (_, unit), came_s in self._adding.wait().items():  # each round's took the links' time
+            self._post.reach(came_s, sizes[unit], adds=True)
         while self._under_way:
             self._under_way.popleft().wait()
         if flagged is not None:
