@@ -95,6 +95,14 @@ LogTo = Annotated[
 Rehearse = Annotated[
     Path | None, typer.Option(help="A fleet file to rehearse here: one paced process per device.")
 ]
+RealLinks = Annotated[
+    bool,
+    typer.Option(
+        "--real-links",
+        help="With --rehearse, as root on Linux: every host of the fleet file is a network namespace, and "
+        "between hosts everything goes over real sockets and links shaped with tc.",
+    ),
+]
 Devices = Annotated[
     str | None, typer.Option(help="Only these: cuda:1,cuda:3 here, or names of the fleet file.")
 ]

@@ -32,6 +32,7 @@ from evener.cli.options import (
     Place,
     Preflight,
     ProfileStep,
+    RealLinks,
     Rehearse,
     Resume,
     SamplesAtOnce,
@@ -66,6 +67,7 @@ def train(
     profile: Annotated[Path | None, typer.Option(help="A profile file; without it the run measures.")] = None,
     fleet: Annotated[Path | None, typer.Option(help="A fleet file of this host's devices.")] = None,
     rehearse: Rehearse = None,
+    real_links: RealLinks = False,
     devices: Devices = None,
     with_cpu: WithCpu = False,
     memory: Memory = None,
@@ -119,6 +121,11 @@ def train(
     listen = listen or (SERVED_AT if serve else None)
     if world_size_here() is not None and (listen or log_to):
         raise _beside_torchrun()
+    if join and real_links:
+        raise UsageError(
+            "--real-links belongs to the command that starts a job: no device joins into its namespaces",
+            remedy="leave one of --join and --real-links out",
+        )
     if join:
         outcome = _join(join, token_file, script, fleet, rehearse, devices, run_dir, quiet=quiet)
         if as_json and outcome is not None:
@@ -131,6 +138,7 @@ def train(
         script,
         fleet=fleet,
         rehearse=rehearse,
+        real_links=real_links,
         devices=devices,
         with_cpu=with_cpu,
         memory=memory or (),

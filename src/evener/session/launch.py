@@ -21,8 +21,10 @@ from evener.core.files import decode, encode
 from evener.core.tell import tell
 from evener.core.words import some
 from evener.errors import EvenerError, PeerLostError, RefusedError
+from evener.rehearsal.namespaces import enter
 from evener.session.address import choose_interface
 from evener.session.conclude import Outcome
+from evener.session.grounds import Grounds, grounds_of
 from evener.session.lookout import Lookout
 from evener.session.meeting import FINISHED, OUTCOME, open_meeting, read_failure
 from evener.session.members.door import TOKEN_FILE, Door, Welcome, new_token
@@ -50,14 +52,15 @@ def launch_for(request: Request, kind: type[T]) -> T:
     Raises the first failure of any process, naming the device; no process is left behind.
     """
     folder = Path(folder_at(request.run_dir))
-    with claimed(folder):
-        return _launch(request, kind)
+    with claimed(folder), grounds_of(request) as grounds:
+        return _launch(request, kind, grounds)
 
 
-def _launch(request: Request, kind: type[T]) -> T:
+def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
     request = at_start(request)
-    host, open_port = host_and_port(request.open_at)
-    store, port = _store(host)
+    host, open_port = grounds.host, host_and_port(request.open_at)[1]
+    with grounds.meeting():
+        store, port = _store(host)
     # Idle OpenMP threads spin on cores that other processes need: with 1 + 2 threads on 2 cores a step took
     # three times as long. Read when torch is loaded, that is by the fork server; a value of the user's stays.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -68,7 +71,7 @@ def _launch(request: Request, kind: type[T]) -> T:
     lifeline, parent_end = context.Pipe(duplex=False)
     processes = []
     elastic = request.elastic and not may_hold_parts(request)
-    door = _open_door(request, host, open_port, port) if elastic else None
+    door = _open_door(request, host, open_port, port) if elastic and grounds.takes_others else None
     try:
         for number, device in enumerate([*request.fleet.devices, *(x.device for x in request.later)]):
             environment = {
@@ -78,9 +81,12 @@ def _launch(request: Request, kind: type[T]) -> T:
                 "MASTER_ADDR": host,
                 "MASTER_PORT": str(port),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is ours; children join it as clients
+                **grounds.variables(),
             }
             process = context.Process(
-                target=_child, args=(encode(request), environment, lifeline), name=device.name
+                target=_child,
+                args=(encode(request), environment, lifeline, grounds.place(device)),
+                name=device.name,
             )
             process.start()
             processes.append(process)
@@ -97,8 +103,10 @@ def _launch(request: Request, kind: type[T]) -> T:
         _end(processes)
 
 
-def _child(request_json: bytes, environment: dict[str, str], lifeline: Connection) -> None:
-    """The main function of a device's process."""
+def _child(request_json: bytes, environment: dict[str, str], lifeline: Connection, place: str) -> None:
+    """The main function of a device's process, which lives in the namespace `place` if there is one."""
+    if place:
+        enter(place)
     os.environ.update(environment)
     choose_interface()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends us

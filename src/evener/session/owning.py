@@ -20,6 +20,8 @@ from evener.core.seams import Post, Wire
 from evener.errors import PlanMismatchError, UsageError
 from evener.rehearsal.pacer import Pacer
 from evener.rehearsal.post import PacedPost
+from evener.rehearsal.real import Moments, RealPost
+from evener.rehearsal.real_hosts import inside_hosts
 from evener.runtime.owning.owned import Means, Owned
 from evener.runtime.owning.post import GroupPost
 from evener.runtime.ranks import Ranks
@@ -109,7 +111,10 @@ def open_owned(
     post: Post = GroupPost(group, ranks.devices)
     if rehearse:
         assert isinstance(site.driver, Pacer)
-        post = PacedPost(post, site.driver, fleet)
+        if site.real_links:
+            post = RealPost(PacedPost(post, site.driver, inside_hosts(fleet)), Moments(site.driver))
+        else:
+            post = PacedPost(post, site.driver, fleet)
     means = Means(ranks=ranks, post=post, wire=wire, device=site.torch_device, now=site.driver.now)
     return Owned(recipe.model, optimizer, plan, means)
 

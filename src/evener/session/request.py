@@ -45,13 +45,15 @@ class Request(Value, frozen=True, kw_only=True):
     gradient to the run folder, and `dropout` can be off. `profile_step` is the step that torch's profiler
     sees. With `elastic` the job goes on when a device is lost; before each `snapshot_every`-th step devices
     copy what only one of them holds (0: never). Those of `later` join in mid-run, others at `open_at`.
-    `place` has places of tables that go before the recipe's.
+    `place` has places of tables that go before the recipe's. With `real_links` each host of a rehearsal is a
+    network namespace of its own, see `session/grounds.py`.
     """
 
     fleet: Fleet
     run_dir: str
     script: str = ""
     rehearse: bool = False
+    real_links: bool = False
     steps: int | None = None
     epochs: float | None = None
     global_batch: int | None = None

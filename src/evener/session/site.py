@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ from evener.errors import UsageError
 from evener.rehearsal.channel import PacedChannel, SharedLines
 from evener.rehearsal.driver import open_driver
 from evener.rehearsal.pacer import Pacer
+from evener.rehearsal.real import open_real_grouped_wire, open_real_wire, paced_with_real_links
+from evener.rehearsal.real_hosts import hosts_of, inside_hosts
 from evener.rehearsal.verdict import Lateness
 from evener.rehearsal.wire import open_grouped_wire, open_wire
 from evener.runtime.channels.channel import open_channel
@@ -36,12 +38,20 @@ _FAST_BACKENDS = {"cuda": "nccl", "xpu": "xccl"}
 
 @dataclass(frozen=True)
 class Site:
-    """A device of the fleet as this process drives it; `notes` say what was set for it, and why."""
+    """A device of the fleet as this process drives it; `notes` say what was set for it, and why.
+
+    With `real_links` what a rehearsal sends between hosts takes the time it really takes.
+    """
 
     device: Device
     torch_device: torch.device
     driver: Driver
     notes: tuple[str, ...] = ()
+    real_links: bool = False
+
+    def with_real_links(self) -> "Site":
+        """The same, with links between hosts that are real."""
+        return replace(self, real_links=True)
 
     def wire(
         self,
@@ -60,6 +70,8 @@ class Site:
         if not rehearse:
             return plain
         assert isinstance(self.driver, Pacer)
+        if self._is_real(fleet, used):
+            return open_real_wire(plain, self.driver, inside_hosts(fleet), used)
         return open_wire(plain, self.driver, fleet, used)
 
     def around(
@@ -79,6 +91,8 @@ class Site:
         if not rehearse:
             return wire
         assert isinstance(self.driver, Pacer)
+        if self._is_real(fleet, used):
+            return open_real_grouped_wire(wire, self.driver, inside_hosts(fleet), grouped.exchange)
         return open_grouped_wire(wire, GroupWire(group), self.driver, fleet, used, grouped.exchange)
 
     def between(
@@ -96,7 +110,10 @@ class Site:
         wire: Wire = grouped
         if rehearse:
             assert isinstance(self.driver, Pacer)
-            wire = open_grouped_wire(grouped, GroupWire(), self.driver, fleet, used, exchange)
+            if self._is_real(fleet, used):
+                wire = open_real_grouped_wire(grouped, self.driver, inside_hosts(fleet), exchange)
+            else:
+                wire = open_grouped_wire(grouped, GroupWire(), self.driver, fleet, used, exchange)
         return Between(wire, grouped if exchange.compresses else None)
 
     def channel(self, fleet: Fleet, ranks: Ranks, store: dist.Store, *, rehearse: bool) -> Channel:
@@ -106,7 +123,14 @@ class Site:
         if not rehearse:
             return plain
         assert isinstance(self.driver, Pacer)
-        return PacedChannel(plain, self.driver, fleet, SharedLines(dist.PrefixStore("lines", store)))
+        lines = SharedLines(dist.PrefixStore("lines", store))
+        if self.real_links:
+            return paced_with_real_links(plain, self.driver, inside_hosts(fleet), lines)
+        return PacedChannel(plain, self.driver, fleet, lines)
+
+    def _is_real(self, fleet: Fleet, used: tuple[str, ...]) -> bool:
+        """Whether sums among `used` cross real links."""
+        return self.real_links and len(hosts_of(fleet.only(used))) > 1
 
     @property
     def lateness(self) -> Lateness | None:
@@ -121,7 +145,8 @@ def site_of(request: Request, rank: int) -> Site:
     """
     timed = request.plan is None or not request.keep_gradient
     device = request.fleet.devices[rank]
-    return open_site(device, rehearse=request.rehearse, fleet=request.fleet, timed=timed)
+    site = open_site(device, rehearse=request.rehearse, fleet=request.fleet, timed=timed)
+    return site.with_real_links() if request.real_links else site
 
 
 def open_site(device: Device, *, rehearse: bool, fleet: Fleet | None = None, timed: bool = True) -> Site:

@@ -121,6 +121,7 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
     """
     device = later.device
     site = open_site(device, rehearse=request.rehearse, fleet=request.fleet)
+    site = site.with_real_links() if request.real_links else site
     recipe = prepared(load_recipe(request.script, request.seed), request)
     recipe, _ = settled(recipe, request, meeting, decides=False)
     if table_names(recipe):
