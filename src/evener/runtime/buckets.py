@@ -137,7 +137,7 @@ class GradientBuckets:
             bucket.pending = None
 
     def sum_of(self, p: nn.Parameter) -> torch.Tensor | None:
-        """Where the summed gradient of `p` lies, zeros where no device had one; None if `p` is not in here."""
+        """Where the summed gradient of `p` lies, zeros if no device had one; None if `p` is not in here."""
         bucket, i = self._place.get(p, (None, 0))
         return bucket.views[i] if bucket else None
 

@@ -106,7 +106,7 @@ def adapter_of(
     if plan.fewer is not None and plan.fewer.parts_hosts:
         return None, f"hosts take steps by themselves ({plan.fewer}): the shares stay as planned"
     if plan.owners:
-        return None, "the shares stay as they were planned: what a device holds and takes was planned together"
+        return None, "the shares stay as planned: what a device holds and takes was planned together"
     if plan.prediction is None or not plan.prediction.seconds:
         return None, "the plan predicts no seconds by device, so nothing is known to compare with: it stays"
     if request.plan is not None and request.profile is None:

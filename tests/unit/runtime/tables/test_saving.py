@@ -1,4 +1,4 @@
-"""What a checkpoint has of a table is what torch's optimiser of a dense one has, and it goes on from there."""
+"""What a checkpoint has of a table is what torch's optimiser of a dense one has; it goes on from there."""
 
 from collections.abc import Callable
 from pathlib import Path
