@@ -63,9 +63,7 @@ def typical_step(
     num_used, first_used = len(used), used[0].step
     if every > 1:
         used = _rounds(used, every)
-        notes.append(
-            f"a step is the mean of up to {every}, from one exchange between hosts to the next"
-        )
+        notes.append(f"a step is the mean of up to {every}, from one exchange between hosts to the next")
     step_s = median(r.step_s for r in used)
     middle = sorted(used, key=lambda r: r.step_s)[len(used) // 4 : len(used) - len(used) // 4]
     losses = [r.loss for r in records if r.loss is not None]
