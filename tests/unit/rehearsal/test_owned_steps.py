@@ -175,3 +175,11 @@ def test_four_units_of_unequal_owners_take_what_they_are_priced(
     job = Job(held=held, way_s=way_s, depth=4, forward_s=(1e-3, 1.7e-3), rounds=rounds, parts=(5, 3))
     for result in job.rehearsed():
         assert result.step_s == pytest.approx(job.priced_s(), rel=0.03)
+
+
+def test_gradients_of_who_has_one_micro_batch_where_others_have_two_keep_nobody_waiting() -> None:
+    """Parameters till 1.5 ms, both compute till 5.5; a's first gradients leave 3.5-5, all others till 7."""
+    job = Job(held="gradients", way_s=3e-3, forward_s=(1e-3, 2e-3), rounds=(2, 1))
+    assert job.priced_s() == pytest.approx((1.5 + 4 + 1.5) * 1e-3, rel=1e-3)
+    for result in job.rehearsed():
+        assert result.step_s == pytest.approx(7e-3, rel=0.02)

@@ -1,13 +1,15 @@
 """The sums of what a device owns, made by a thread beside its own backward.
 
-    round 0   unit 3: own, b's, c's   unit 2: own, b's, c's   …      always in this order, so that the same
-    round 1   unit 3: own, b's        …                              run gives the same bits again
+    half of the step   unit 3: own, b's        unit 2: own, b's        …    always in this order, so that the
+    all of it          unit 3: own, b's, c's   unit 2: own, b's, c's   …    same run gives the same bits again
 
+A device's k-th of n micro-batches comes at k/n: c, which has one where others have two, keeps nobody waiting.
 It asks for one part ahead, so that a device needs room for two parts of others at a time.
 """
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from queue import SimpleQueue
 
 import torch
@@ -20,6 +22,9 @@ from evener.runtime.ranks import Ranks
 from evener.runtime.wires.lines import Line
 
 LOOK_S = 0.05
+
+Moment = tuple[Fraction, int]
+"""How much of their steps devices have done, and the number of a unit."""
 
 
 class Contribution:
@@ -47,7 +52,7 @@ class Adding:
         self._done = threading.Event()
         self._done.set()
         self._error: tuple[type[EvenerError], str, str] | None = None
-        self._came_s: dict[tuple[int, int], list[float | None]] = {}
+        self._came_s: dict[Moment, list[float | None]] = {}
 
     @property
     def has_failed(self) -> bool:
@@ -65,8 +70,8 @@ class Adding:
         self._own[unit].put(own)
         return own
 
-    def wait(self) -> dict[tuple[int, int], list[float | None]]:
-        """Return when all sums are there; by round and unit, in their order, when parts were handed in."""
+    def wait(self) -> dict[Moment, list[float | None]]:
+        """Return when all sums are there; by moment, in their order, when its parts were handed in."""
         while not self._done.wait(LOOK_S) and not self.has_failed:
             pass
         self.check()
@@ -99,22 +104,17 @@ class Adding:
 
     def _add_all(self, rounds: dict[str, int]) -> None:
         here = self._ranks.here
-        came_s: dict[tuple[int, int], list[float | None]] = {}
-        for total in self.sums.values():
-            if not any(rounds.values()):
+        came_s: dict[Moment, list[float | None]] = {}
+        parts = _in_order(self._units, rounds)
+        if not parts:
+            for total in self.sums.values():
                 total.zero_()
-        parts = [
-            (r, u, d)
-            for r in range(max(rounds.values()))
-            for u in self._units
-            for d in rounds
-            if r < rounds[d]
-        ]
-        first = {(u.number): next(d for d in rounds if rounds[d]) for u in self._units} if parts else {}
+        begun: set[int] = set()
         coming = self._asked([(u, d) for _, u, d in parts if d != here])
-        for number, unit, device in parts:
-            total, came = self.sums[unit.number], came_s.setdefault((number, unit.number), [])
-            begins = number == 0 and device == first[unit.number]
+        for place, unit, device in parts:
+            total, came = self.sums[unit.number], came_s.setdefault((place, unit.number), [])
+            begins = unit.number not in begun
+            begun.add(unit.number)
             if device == here:
                 own = self._own[unit.number].get()
                 if own is None:
@@ -145,6 +145,20 @@ class Adding:
             ahead = asked
         if ahead is not None:
             yield ahead
+
+
+def _in_order(units: Sequence[Unit], rounds: Mapping[str, int]) -> tuple[tuple[Fraction, Unit, str], ...]:
+    """(how much of its step a device has done, unit, device) of all parts, as they are added.
+
+    Example: one unit, rounds of 2 for a and 1 for b: a at 1/2, a at 1, b at 1.
+    """
+    parts = [
+        (Fraction(k + 1, n), place, unit, device)
+        for device, n in rounds.items()
+        for k in range(n)
+        for place, unit in enumerate(units)
+    ]
+    return tuple((done, unit, d) for done, _, unit, d in sorted(parts, key=lambda part: part[:2]))
 
 
 def _size(unit: Unit, device: str) -> int:
