@@ -29,7 +29,7 @@ from evener.core.figures import line  # noqa: E402
 from evener.core.fleet import Device, Fleet, Link  # noqa: E402
 from evener.core.plan import Pipeline, Plan, Reduction, Share, Stage  # noqa: E402
 from evener.cost.fewer import apart_seconds  # noqa: E402
-from tests.local.namespaces import Network, run  # noqa: E402
+from tests.local.namespaces import Network  # noqa: E402
 
 DEVICES = ("h1/0", "h1/1", "h2/0", "h2/1")
 BY_ITSELF = "local:1000:1:0"
@@ -127,10 +127,8 @@ def train_here(folder: Path, plan: Plan, steps: int) -> None:
 
 
 def shaped(net: Network, mbit: int) -> None:
-    for i, host in enumerate(net.hosts):
-        shaper = ["tbf", "rate", f"{mbit}mbit", "burst", f"{max(16, mbit // 4)}kb", "latency", "100ms"]
-        run("tc", "-n", host, "qdisc", "replace", "dev", "eth0", "root", *shaper)
-        run("tc", "-n", net.middle, "qdisc", "replace", "dev", net.port(i + 1, 0), "root", *shaper)
+    for host in range(1, len(net.hosts) + 1):
+        net.shape_host(host, 0, mbit)
 
 
 def measured(way: str, mbit: int, batch: int, periods: int) -> Measured:
@@ -142,7 +140,7 @@ def measured(way: str, mbit: int, batch: int, periods: int) -> Measured:
         folder = Path(name)
         (folder / "script.py").write_text(SCRIPT.format(folder=name, batch=batch), encoding="utf-8")
         shaped(net, mbit)
-        common = {"WORLD_SIZE": "4", "MASTER_ADDR": net.address(1), "MASTER_PORT": str(29200 + net.part)}
+        common = {"WORLD_SIZE": "4", "MASTER_ADDR": net.address(1), "MASTER_PORT": "29200"}
         common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
         # A step after those that count says when the last one ended.
         steps = warm + (periods + 1) * every + 1

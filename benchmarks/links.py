@@ -33,7 +33,7 @@ from evener.core.fleet import Device, Fleet, Link  # noqa: E402
 from evener.core.plan import Reduction  # noqa: E402
 from evener.cost.exchange import choose_way, ways_of  # noqa: E402
 from evener.runtime.wires.open import open_grouped  # noqa: E402
-from tests.local.namespaces import Network, run  # noqa: E402
+from tests.local.namespaces import Network  # noqa: E402
 
 BUFFER_BYTES = 20 * 10**6
 PORT = 29555
@@ -219,14 +219,10 @@ def measure_trials(
 
 
 def shaped(net: Network, topology: Topology) -> None:
-    for i, host in enumerate(net.hosts):
+    for host in range(1, len(net.hosts) + 1):
         for k in range(topology.switches):
-            mbit = topology.mbit[k if topology.switches > 1 else i]
-            # Tokens for two milliseconds; both ways, as a host's slow link is slow to receive as well.
-            shaper = ["tbf", "rate", f"{mbit}mbit", "burst", f"{max(16, mbit // 4)}kb", "latency", "100ms"]
-            run("tc", "-n", host, "qdisc", "replace", "dev", f"eth{k}", "root", *shaper)
-            port = net.port(i + 1, k)
-            run("tc", "-n", net.middle, "qdisc", "replace", "dev", port, "root", *shaper)
+            mbit = topology.mbit[k if topology.switches > 1 else host - 1]
+            net.shape_host(host, k, mbit)  # both ways: a host's slow link is slow to receive as well
 
 
 def measured(

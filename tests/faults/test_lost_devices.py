@@ -260,7 +260,7 @@ class Job:
             process.wait()
 
     def _start(self, host: int, *words: str, script: Path | None = None) -> subprocess.Popen:
-        inside = ["ip", "netns", "exec", self._network.hosts[host - 1]] if self._network else []
+        inside = self._network.entering(host) if self._network else []
         command = [
             *inside,
             sys.executable,

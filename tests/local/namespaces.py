@@ -1,10 +1,7 @@
 """Hosts made of network namespaces: bridges as switches, shaped links, dead ones. Needs root and iproute2."""
 
-import ctypes
 import multiprocessing as mp
 import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -12,32 +9,24 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-CLONE_NEWNET = 0x40000000
+from evener.rehearsal.namespaces import Namespaces, command, enter, missing, tbf, veth
 
-able = os.name == "posix" and hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("tc")
-needs_root = pytest.mark.skipif(not able, reason="network namespaces need root and iproute2 (ip, tc)")
-
-
-def run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+needs_root = pytest.mark.skipif(bool(missing()), reason=f"network namespaces need {missing()}")
+MIDDLE = "switches"
 
 
 class Network:
     """Hosts 1, 2, ... on switches; each has docker0, then one interface ethK for each switch K.
 
-    Host i is 10.7K.<pid part>.i on switch K. Everything has this process's id in its name and is gone after
-    `close`: the bridges live in a namespace of their own, and with a namespace goes all that is in it.
+    Host i is 10.7K.1.i on switch K. All of it is in namespaces without names, which are gone after `close`.
     """
 
     def __init__(self, hosts: int, switches: int) -> None:
-        self.tag = f"ev{os.getpid()}"
-        self.part = os.getpid() % 250 + 1
-        self.middle = f"{self.tag}m"
-        self.hosts = [f"{self.tag}h{i}" for i in range(1, hosts + 1)]
+        self.hosts = [f"host {i}" for i in range(1, hosts + 1)]
         self.switches = switches
 
     def __enter__(self) -> "Network":
+        self._namespaces = Namespaces([MIDDLE, *self.hosts])
         try:
             self._build()
         except BaseException:
@@ -49,66 +38,59 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        for name in (*self.hosts, self.middle):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
+        self._namespaces.close()
+
+    def _run(self, place: str, text: str) -> None:
+        self._namespaces.run(command(place, text))
 
     def _build(self) -> None:
-        for name in (self.middle, *self.hosts):
-            run("ip", "netns", "add", name)
-            run("ip", "-n", name, "link", "set", "lo", "up")
+        for place in (MIDDLE, *self.hosts):
+            self._run(place, "ip link set lo up")
         for k in range(self.switches):
-            run("ip", "-n", self.middle, "link", "add", f"br{k}", "type", "bridge")
-            run("ip", "-n", self.middle, "link", "set", f"br{k}", "up")
+            self._run(MIDDLE, f"ip link add br{k} type bridge")
+            self._run(MIDDLE, f"ip link set br{k} up")
         for i, host in enumerate(self.hosts, start=1):
-            run("ip", "-n", host, "link", "add", "docker0", "type", "bridge")
-            run("ip", "-n", host, "addr", "add", "172.17.0.1/16", "dev", "docker0")
-            run("ip", "-n", host, "link", "set", "docker0", "up")
+            self._run(host, "ip link add docker0 type bridge")
+            self._run(host, "ip addr add 172.17.0.1/16 dev docker0")
+            self._run(host, "ip link set docker0 up")
             for k in range(self.switches):
-                inside, port = f"eth{k}", self.port(i, k)
-                run(
-                    "ip",
-                    "-n",
-                    host,
-                    "link",
-                    "add",
-                    inside,
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    port,
-                    "netns",
-                    self.middle,
-                )
-                run("ip", "-n", host, "addr", "add", f"{self.address(i, k)}/24", "dev", inside)
-                run("ip", "-n", host, "link", "set", inside, "up")
-                run("ip", "-n", self.middle, "link", "set", port, "master", f"br{k}", "up")
+                self._namespaces.run(veth(host, f"eth{k}", MIDDLE, self.port(i, k)))
+                self._run(host, f"ip addr add {self.address(i, k)}/24 dev eth{k}")
+                self._run(host, f"ip link set eth{k} up")
+                self._run(MIDDLE, f"ip link set {self.port(i, k)} master br{k} up")
 
     def port(self, host: int, switch: int) -> str:
         return f"p{host}s{switch}"
 
     def address(self, host: int, switch: int = 0) -> str:
-        return f"10.7{switch}.{self.part}.{host}"
+        return f"10.7{switch}.1.{host}"
+
+    def entering(self, host: int) -> list[str]:
+        """What goes before a command that is to run on a host."""
+        return ["nsenter", f"--net={self._namespaces.path(self.hosts[host - 1])}"]
 
     def shape(self, switch: int, mbit: int) -> None:
         """Every host sends no faster than so many Mbit/s over this switch."""
         for host in self.hosts:
-            burst = f"{max(16, mbit // 4)}kb"  # what passes within two milliseconds
-            shaper = ["tbf", "rate", f"{mbit}mbit", "burst", burst, "latency", "50ms"]
-            run("tc", "-n", host, "qdisc", "replace", "dev", f"eth{switch}", "root", *shaper)
+            self._namespaces.run(tbf(host, f"eth{switch}", 1e6 * mbit))
+
+    def shape_host(self, host: int, switch: int, mbit: int) -> None:
+        """A host neither sends nor receives faster than so many Mbit/s over this switch."""
+        self._namespaces.run(tbf(self.hosts[host - 1], f"eth{switch}", 1e6 * mbit))
+        self._namespaces.run(tbf(MIDDLE, self.port(host, switch), 1e6 * mbit))
 
     def kill(self, switch: int) -> None:
         """Nothing passes the switch any more; the hosts' links stay up."""
-        run("ip", "-n", self.middle, "link", "set", f"br{switch}", "down")
+        self._run(MIDDLE, f"ip link set br{switch} down")
 
     def part_pair(self, a: int, b: int, switch: int = 0) -> None:
         """Hosts a and b no longer reach each other over this switch; all others reach both."""
         for host in (a, b):
-            run("bridge", "-n", self.middle, "link", "set", "dev", self.port(host, switch), "isolated", "on")
+            self._run(MIDDLE, f"bridge link set dev {self.port(host, switch)} isolated on")
 
     def start(self, host: int, what: Callable[..., object], *args: object, **environment: str) -> "Running":
         """`what(*args)` in a process of its own on a host; what it prints is kept."""
-        return Running(f"/var/run/netns/{self.hosts[host - 1]}", what, args, environment)
+        return Running(self._namespaces.path(self.hosts[host - 1]), what, args, environment)
 
 
 class Running:
@@ -135,9 +117,7 @@ class Running:
 def _on_host(
     end: Connection, place: str, what: Callable[..., object], args: tuple, environment: dict
 ) -> None:
-    with open(place) as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns")
+    enter(place)
     os.environ.update(environment)
     out, err, code = StringIO(), StringIO(), 0
     with redirect_stdout(out), redirect_stderr(err):

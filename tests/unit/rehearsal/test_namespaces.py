@@ -1,6 +1,7 @@
 """What namespaces lack on a machine, and the words of a shaped link."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_namespaces_are_apart_from_this_machine_and_gone_when_closed() -> None:
             made.run(command("b", "ip link show e0"))
         with made.inside("a"):
             assert os.readlink("/proc/thread-self/ns/net") not in (before, "")
-            assert "e0" in open("/proc/thread-self/net/dev").read()
+            assert "e0" in Path("/proc/thread-self/net/dev").read_text(encoding="ascii")
         path = made.path("a")
         assert os.path.exists(path)
     assert os.readlink("/proc/thread-self/ns/net") == before
