@@ -124,9 +124,8 @@ class _Step:
             rounds_of=np.array([len(s) for s in self.sizes]),
             begin_s=np.array([self.overhead_s(d) for d in range(len(self.devices))]),
             arrive_s=np.cumsum(self._unit_seconds(kept, adds=False)) * (kept > 0),
-            gather_s=np.array(
-                [self._handover_s(u, float(b), adds=False) for u, b in enumerate(owners.gathers)]
-            ),
+            gather_s=self._unit_seconds(owners.gathers, adds=False),
+            stays=owners.stays,
             scatter_s=np.array(
                 [
                     self._handover_s(u, float(b), adds=True) if owners.level[u] >= 2 else 0.0
@@ -212,8 +211,8 @@ class _Play:
     """Rounds of micro-batches; each device pulls one thing after another and sends one after another.
 
     A unit is pulled when the one before the last has been used, so that two are whole at once; the last two
-    of a forward stay for the backward. A unit's backward waits until the gradients of the last but one have
-    left.
+    of a forward stay for the backward. What `stays` is there before a forward begins. A unit's backward waits
+    until the gradients of the last but one have left.
     """
 
     def __init__(
@@ -224,11 +223,14 @@ class _Play:
         begin_s: np.ndarray,
         arrive_s: np.ndarray,
         gather_s: np.ndarray,
+        stays: np.ndarray,
         scatter_s: np.ndarray,
     ) -> None:
         self._rounds, self._rounds_of = rounds, rounds_of
         self._now = begin_s.copy()
         self._arrive_s, self._gather_s, self._scatter_s = arrive_s, gather_s, scatter_s
+        self._stays = stays & (gather_s > 0)
+        self._comes = ~stays & (gather_s > 0)
         self._pulled = np.where(rounds_of > 0, arrive_s.max(initial=0.0), 0.0)
         self._sent = np.zeros(len(begin_s))
 
@@ -269,9 +271,11 @@ class _Play:
     def _forward(self, forward: np.ndarray, at: np.ndarray, *, first: bool) -> None:
         count = forward.shape[1]
         there = [np.where(at & first, self._arrive_s[k], 0.0) for k in range(count)]
+        for k in np.flatnonzero(self._stays):
+            self._now = np.maximum(self._now, self._pull(int(k), at))
         for k in range(count):
             for ahead in (0, 1) if k == 0 else (k + 1,):  # two are whole: k, and the one behind it
-                if ahead < count and self._gather_s[ahead]:
+                if ahead < count and self._comes[ahead]:
                     there[ahead] = self._pull(ahead, at)
             self._now = np.maximum(self._now, there[k]) + forward[:, k]
 
@@ -282,7 +286,7 @@ class _Play:
         sent = dict.fromkeys(range(count + 2), nothing)
         for k in reversed(range(count)):
             self._now = np.maximum(self._now, np.maximum(there[k], sent[k + 2])) + backward[:, k]
-            if k > 1 and self._gather_s[k - 2]:
+            if k > 1 and self._comes[k - 2]:
                 there[k - 2] = self._pull(k - 2, at)
             if self._scatter_s[k]:
                 sent[k] = self._send(k, at)

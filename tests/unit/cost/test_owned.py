@@ -107,27 +107,71 @@ def test_a_device_without_samples_holds_its_part_and_no_more() -> None:
     assert memory.passing == pytest.approx(30 * MB)
 
 
-def test_where_memory_is_counted_gradients_pass_on_the_host() -> None:
-    """Those of the largest layer count while its backward runs, the own part when owners step."""
+def counted_profile(work: tuple[int, ...], scratch: int) -> Profile:
+    """Layers of 10, 20 and 30 MB that save 1 MB a sample each, with these bytes of work and 1 MB a sample."""
     profile = profile_of(10 * MB, 20 * MB, 30 * MB)
-    counted = replace(profile, update_bytes=60 * MB)
-    plan = plan_of(profile, (4, 4, 4), (5, 3, 2), "gradients", size=4)
-    memory = owners_of(counted, CostModel(fleet=fleet_of(), profile=counted).bytes, plan).memory("a/0", 4)
-    assert memory.gradients == 0 and memory.passing == pytest.approx(30 * MB)
-    # 30 MB of own gradients and 30 MB of scratch, more than activations and what passes.
-    assert memory.passing + memory.activations == pytest.approx(60 * MB)
-    assert memory.total == pytest.approx((60 + 60 + 60) * MB)
+    layers = tuple(
+        replace(x, saved_bytes_per_sample=MB, work_bytes=w * MB, work_bytes_per_sample=MB)
+        for x, w in zip(profile.layers, work, strict=True)
+    )
+    return replace(profile, layers=layers, update_bytes=scratch * MB)
 
 
-def test_tied_parameters_are_kept_once_and_gathered_twice() -> None:
-    profile = profile_of(10 * MB, 20 * MB, 10 * MB, tied={0: ("l2",), 2: ("l0",)})
-    plan = plan_of(profile, (1, 1, 0), (1, 1, 0), "parameters")
-    owners = owners_of(profile, CostModel(fleet=fleet_of(), profile=profile).bytes, plan)
-    assert owners.once.tolist() == [10 * MB, 20 * MB, 0]
-    assert owners.gathers.tolist() == [10 * MB, 20 * MB, 10 * MB]
+@pytest.mark.parametrize(
+    ("held", "work", "scratch", "told"),
+    [
+        # parameters, gradients, optimiser state, activations, passing, scratch in MB; layers' work includes
+        # their gradients, which pass on the host otherwise. Last backward: 3 · 4 saved and 30 + 4 of work.
+        ("optimizer", (10, 20, 30), 60, (60, 60, 60, 46, 0, 0)),
+        ("gradients", (10, 20, 30), 60, (60, 30, 60, 0, 0, 30)),  # owners step: 30 + 30 beside 46
+        ("gradients", (10, 20, 30), 20, (60, 0, 60, 46, 0, 0)),  # 30 + 10 beside 46
+        ("parameters", (10, 20, 30), 60, (30, 0, 60, 46, 50, 0)),  # and 20 + 30 gathered around it
+        ("parameters", (90, 20, 30), 60, (30, 0, 60, 98, 30, 0)),  # first: 4 + 90 + 4 with 10 + 20 around
+        ("parameters", (10, 20, 30), 200, (30, 30, 60, 0, 0, 100)),
+    ],
+)
+def test_where_memory_is_counted_the_higher_of_two_moments_counts(held, work, scratch, told) -> None:
+    """Parts 5:3:2, 4 samples: a layer's backward with what is gathered around it, or the owner's step."""
+    profile = counted_profile(work, scratch)
+    plan = plan_of(profile, (4, 4, 4), (5, 3, 2), held, size=4)
+    memory = owners_of(profile, CostModel(fleet=fleet_of(), profile=profile).bytes, plan).memory("a/0", 4)
+    found = (memory.parameters, memory.gradients, memory.optimizer)
+    found += (memory.activations, memory.passing, memory.update)
+    assert found == pytest.approx([x * MB for x in told])
+    assert memory.total == pytest.approx(sum(told) * MB)
+
+
+def test_where_memory_is_counted_who_takes_no_samples_only_steps() -> None:
+    profile = counted_profile((10, 20, 30), 60)
+    plan = plan_of(profile, (4, 0, 4), (5, 3, 2), "parameters", size=4)
+    memory = owners_of(profile, CostModel(fleet=fleet_of(), profile=profile).bytes, plan).memory("a/1", 0)
+    assert memory.total == pytest.approx(0.3 * (60 + 60 + 120 + 60) * MB)
+
+
+def test_tied_parameters_are_kept_once_and_stay_gathered() -> None:
+    profile = profile_of(10 * MB, 20 * MB, 25 * MB, 10 * MB, tied={0: ("l3",), 3: ("l0",)})
+    plan = plan_of(profile, (1, 1), (1, 1), "parameters")
+    model = CostModel(fleet=fleet_of(), profile=profile)
+    owners = owners_of(profile, model.bytes, plan)
+    assert owners.once.tolist() == [10 * MB, 20 * MB, 25 * MB, 0]
+    assert owners.gathers.tolist() == [10 * MB, 20 * MB, 25 * MB, 0] and owners.stays.tolist() == [1, 0, 0, 1]
     memory = owners.memory("a/0", 1)
-    assert memory.parameters == pytest.approx(15 * MB)
-    assert memory.passing == pytest.approx(30 * MB + 30 * MB + 10 * MB), "and the tied gradient, till the end"
+    assert memory.parameters == pytest.approx(27.5 * MB)
+    # Gradients of two neighbours and the tied one's till the end; parameters of those and the tied ones.
+    assert memory.passing == pytest.approx((45 + 10 + 45 + 10) * MB)
+    # Once in a forward and not in its backward: 0.5 s show; the second's second hides behind the first layer,
+    # of the third's 1.25 s a quarter shows. The second comes again while the third runs back.
+    assert play_owned(model, plan).gather_s["a/0"] == (pytest.approx((0.5 + 0.25, 0)),)
+
+
+def test_a_tied_layer_is_in_no_unit_with_others() -> None:
+    profile = profile_of(3 * MB, 2 * MB, 3 * MB, tied={0: ("l2",), 2: ("l0",)})
+    owners = owners_of(
+        profile,
+        CostModel(fleet=fleet_of(), profile=profile).bytes,
+        plan_of(profile, (1, 1), (1, 1), "parameters"),
+    )
+    assert owners.starts.tolist() == [0, 1, 2]
 
 
 def test_small_layers_travel_together() -> None:
