@@ -29,15 +29,17 @@ from common import Bar, finish, parser, say  # noqa: E402
 
 from evener.core.exchange import exchange_of  # noqa: E402
 from evener.core.figures import Curve, Figure  # noqa: E402
-from evener.core.fleet import Device, Fleet, Link  # noqa: E402
+from evener.core.fleet import Cores, Device, Fleet, Link  # noqa: E402
 from evener.core.plan import Reduction  # noqa: E402
 from evener.cost.exchange import choose_way, ways_of  # noqa: E402
+from evener.runtime.wires.messages import Messages  # noqa: E402
 from evener.runtime.wires.open import open_grouped  # noqa: E402
 from tests.local.namespaces import Network  # noqa: E402
 
 BUFFER_BYTES = 20 * 10**6
 PORT = 29555
 SIZES = (0, 2**16, 2**18, 2**20)
+LINK_TAG = 91
 STREAM_BYTES = 2**22  # of messages that follow one another, where a link is measured
 LEAST_REPEATS, MOST_REPEATS = 3, 15
 
@@ -114,18 +116,24 @@ def worker(
         fleet = fleet_of(devices, links, curves, rate)
         told = [[Trial(w.name, w.reductions) for w in ways_of(fleet, devices, compress)]]
     dist.broadcast_object_list(told, 0)
-    found = measure_trials(rank, devices, told[0], end_s)
+    found, works = measure_trials(rank, devices, told[0], end_s)
     if rank == 0:
-        print(msgspec.json.encode({"rate": rate, "curves": curves, "seconds": found}).decode())
+        told = {"rate": rate, "curves": curves, "seconds": found, "works": works}
+        print(msgspec.json.encode(told).decode())
     dist.barrier()
 
 
-def measure_link(rank: int, a: int, b: int) -> list[tuple[float, float]]:
-    """(bytes, seconds of one message in a stream of them) both ways at once, as sums use a link.
+def measure_link(rank: int, a: int, b: int) -> list[tuple[float, float, float]]:
+    """(bytes, seconds of one message in a stream of them, processor seconds of both ends on it).
 
-    A stream, because a shaped link lets the first bytes after a rest pass at once.
+    Both ways at once, as sums use a link. A stream, because a shaped link lets the first bytes after a rest
+    pass at once. Processors are measured by messages as sums write, send and add them, for they depend on the
+    link: a slow one delivers in small portions.
     """
-    points: list[tuple[float, float]] = []
+    messages = Messages(dist.group.WORLD, [str(r) for r in range(dist.get_world_size())], str(rank), LINK_TAG)
+    values = torch.zeros(BUFFER_BYTES // 4)
+    count = 0
+    points: list[tuple[float, float, float]] = []
     other = b if rank == a else a
     for size in SIZES:
         buffer = torch.zeros(max(1, size), dtype=torch.uint8)
@@ -138,8 +146,31 @@ def measure_link(rank: int, a: int, b: int) -> list[tuple[float, float]]:
             for work in [*coming, *going]:
                 work.wait()
             taken.append((time.perf_counter() - start) / number)
-        points.append((float(size), max(quick(taken), points[-1][1] if points else 0.0)))
+        start = time.process_time()
+        for _ in range(number):
+            count += 1
+            pass_on(messages, str(other), values, max(4, size), count)
+        both = torch.tensor([time.process_time() - start], dtype=torch.float64)
+        theirs = torch.zeros_like(both)
+        sent = dist.isend(both, other)
+        dist.recv(theirs, other)
+        sent.wait()
+        least_s, least_work_s = points[-1][1:] if points else (0.0, 0.0)
+        work_s = float(both + theirs) / (2 * number)
+        points.append((float(size), max(quick(taken), least_s), max(work_s, least_work_s)))
     return points
+
+
+def pass_on(messages: Messages, other: str, values: torch.Tensor, num_bytes: int, number: int) -> None:
+    """Message `number` goes to the other device, and what comes from there is added to `values`."""
+    length = num_bytes // 4
+    start = number * length % (len(values) - length)
+    part = values[start : start + length]
+    coming = messages.expect(other)
+    messages.outgoing(other, num_bytes).view(part.dtype).copy_(part)
+    sent = messages.send(other, num_bytes, part, number)
+    part.add_(messages.receive(other, coming, num_bytes, part, number).view(part.dtype))
+    sent.wait()
 
 
 def quick(seconds: list[float]) -> float:
@@ -147,9 +178,9 @@ def quick(seconds: list[float]) -> float:
     return quantiles(seconds, n=4, method="inclusive")[0]
 
 
-def measure_links(rank: int, devices: tuple[str, ...], links: list) -> list[list[tuple[float, float]]]:
+def measure_links(rank: int, devices: tuple[str, ...], links: list) -> list[list[tuple[float, float, float]]]:
     """Those inside hosts all at once, as sums use them; those between hosts one after another."""
-    found: list[list[tuple[float, float]]] = [[] for _ in links]
+    found: list[list[tuple[float, float, float]]] = [[] for _ in links]
     inside = [i for i, (a, b) in enumerate(links) if a.partition("/")[0] == b.partition("/")[0]]
     for turn in [inside, *([i] for i in range(len(links)) if i not in inside)]:
         dist.barrier()
@@ -164,21 +195,24 @@ def measure_links(rank: int, devices: tuple[str, ...], links: list) -> list[list
 
 
 def memory_rate() -> float:
-    """Bytes of memory touched in a second while all other processes do the same: what packing goes by."""
-    source, target = torch.ones(2**18), torch.zeros(2**18)
+    """Bytes of memory touched in a processor second while all other processes do the same: packing's rate."""
+    source, target = torch.ones(2**24), torch.zeros(2**24)
     dist.barrier()
-    start = time.perf_counter()
-    for _ in range(400):
+    start = time.process_time()
+    for _ in range(5):
         target.copy_(source)
-    told = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    told = torch.tensor([time.process_time() - start], dtype=torch.float64)
     dist.all_reduce(told, dist.ReduceOp.MAX)
-    return 400 * 2 * source.nbytes / float(told)
+    return 5 * 2 * source.nbytes / float(told)
 
 
 def measure_trials(
     rank: int, devices: tuple[str, ...], trials: list[Trial], end_s: float
-) -> dict[str, list[float]]:
-    """Seconds of each sum until the last device has it: in turn, so that what disturbs disturbs all alike."""
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of each sum until the last device has it, and processor seconds of all devices together.
+
+    In turn, so that what disturbs disturbs all alike.
+    """
 
     def new_group(names: Any, backend: str) -> Any:
         return dist.new_group([devices.index(d) for d in names], backend=backend)
@@ -189,20 +223,24 @@ def measure_trials(
     expected, values = buffer.clone(), torch.empty_like(buffer)
     dist.all_reduce(expected)
     seconds: dict[str, list[float]] = {t.name: [] for t in trials}
+    works: dict[str, list[float]] = {t.name: [] for t in trials}
     for turn in range(1 + MOST_REPEATS):
         start_s = time.monotonic()
         for name, wire in wires.items():
             values.copy_(buffer)
             dist.barrier()
-            start = time.perf_counter()
+            start, work_start = time.perf_counter(), time.process_time()
             if wire:
                 wire.all_reduce(values, "step 0, bucket 0").wait()
             else:
                 dist.all_reduce(values)
             taken = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+            worked = torch.tensor([time.process_time() - work_start], dtype=torch.float64)
             dist.all_reduce(taken, dist.ReduceOp.MAX)
+            dist.all_reduce(worked)
             if turn:  # the first one opens connections
                 seconds[name].append(float(taken))
+                works[name].append(float(worked))
             error = float((values - expected).norm() / expected.norm())
             lossy = wire is not None and wire.exchange.compresses
             assert error < (1.5 if lossy else 1e-6), f"{name}: {error}"
@@ -215,7 +253,7 @@ def measure_trials(
     for wire in wires.values():
         if wire:
             wire.close()
-    return seconds
+    return seconds, works
 
 
 def shaped(net: Network, topology: Topology) -> None:
@@ -272,12 +310,15 @@ def fleet_of(devices: tuple[str, ...], links: list, curves: list, rate: float) -
     for pair, hosts, points in zip(links, ends, curves, strict=True):
         alone = hosts[0] == hosts[1] or ends.count(hosts) == 1
         a, b = hosts if alone else pair
-        curve = Curve(points=tuple((b, s) for b, s in points), source="measured")
-        made.append(Link(a=a, b=b, curve=curve))
+        curve = Curve(points=tuple((b, s) for b, s, _ in points), source="measured")
+        work = Curve(points=tuple((b, w) for b, _, w in points), source="measured")
+        made.append(Link(a=a, b=b, curve=curve, work=work))
         if not alone and all(x.a != hosts[0] or x.b != hosts[1] for x in made):
-            made.append(Link(a=hosts[0], b=hosts[1], curve=curve))  # pairs across the paths
+            made.append(Link(a=hosts[0], b=hosts[1], curve=curve, work=work))  # pairs across the paths
     return Fleet(
-        devices=tuple(Device(name=d, kind="process", bytes_per_s=memory) for d in devices), links=tuple(made)
+        devices=tuple(Device(name=d, kind="process", bytes_per_s=memory) for d in devices),
+        links=tuple(made),
+        cores=(Cores(devices=devices, number=len(os.sched_getaffinity(0))),),  # hosts are of this machine
     )
 
 
@@ -288,6 +329,7 @@ def compared(topology: Topology, compress: tuple[str, ...], seconds: float) -> d
     fleet = fleet_of(topology.devices, links, told["curves"], told["rate"])
     ways = {w.name: w.seconds(BUFFER_BYTES) for w in ways_of(fleet, topology.devices, compress)}
     seconds = {name: quick(s) for name, s in told["seconds"].items()}
+    works = {name: quick(s) for name, s in told["works"].items()}
     spread = {name: (median(s) - min(s)) / min(s) for name, s in told["seconds"].items()}
     chosen = {
         "exact": choose_way(fleet, topology.devices, [BUFFER_BYTES]).way.name,
@@ -302,12 +344,14 @@ def compared(topology: Topology, compress: tuple[str, ...], seconds: float) -> d
         say(
             f"  {name:14} predicted {1e3 * ways[name]:8.1f} ms  measured {1e3 * s:8.1f} ms "
             f"({ways[name] / s - 1:+.1%})  {seconds['ring'] / s:.2f} x the ring, "
+            f"{1e3 * works[name]:.1f} ms of processors, "
             f"{len(told['seconds'][name])} times, median {spread[name]:.1%} above the least"
         )
     return {
         "topology": topology.name,
         "predicted_s": ways,
         "measured_s": seconds,
+        "processor_s": works,
         "median_above_least": spread,
         "repeats": {name: len(s) for name, s in told["seconds"].items()},
         "curves": told["curves"],
