@@ -6,6 +6,7 @@ recompute   a stage keeps what enters it alone: one micro-batch's activations in
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as replaced
 
 from msgspec.structs import replace
 
@@ -39,6 +40,7 @@ def relieve(plan: Plan, short: Sequence[str], model: CostModel | None = None) ->
         why = f"{', '.join(short)} runs out of memory even with one sample at a time"
         return Decision(do="keep", plan=plan, why=why)
     prices, unpriced = _prices(model, plan, ways)
+    prices = _with_the_rest(prices, plan)
     do, reason = _chosen(ways, prices, short, model) if model and prices else (next(iter(ways)), "")
     if unpriced and len(ways) > 1:
         reason = f" (recompute was not priced: {unpriced})"
@@ -79,6 +81,17 @@ def _prices(model: CostModel | None, plan: Plan, ways: Mapping[str, Plan]) -> tu
         return {name: evaluate(model, p) for name, p in {"now": plan, **ways}.items()}, ""
     except EvenerError as e:
         return {}, e.what
+
+
+def _with_the_rest(prices: Mapping[str, PlanCost], plan: Plan) -> dict[str, PlanCost]:
+    """The prices with what the plan's own prediction counts beyond them, rows of tables say: it stays."""
+    told = plan.prediction.memory_bytes if plan.prediction else {}
+    now = prices["now"].memory_bytes if prices else {}
+    rest = {name: max(told.get(name, 0) - held, 0.0) for name, held in now.items()}
+    return {
+        way: replaced(p, memory_bytes={n: b + rest.get(n, 0.0) for n, b in p.memory_bytes.items()})
+        for way, p in prices.items()
+    }
 
 
 def _smaller(plan: Plan, short: Sequence[str]) -> Plan | None:

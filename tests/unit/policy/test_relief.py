@@ -113,3 +113,21 @@ def test_the_prediction_goes_with_the_plan():
     assert found.plan.prediction.seconds[FIRST]["compute"] == pytest.approx(
         expected.seconds[FIRST]["compute"]
     )
+
+
+def test_rows_of_tables_stay_in_the_prediction_and_leave_less_room():
+    """The plan was told 3 MB more than its layers take: they stay whichever way is gone."""
+    priced = model(0.05)
+    now = evaluate(priced, pipeline()).memory_bytes
+    told = Prediction(
+        step_s=1, lower_s=1, upper_s=1, memory_bytes={n: round(b) + 3_000_000 for n, b in now.items()}
+    )
+    found = relieve(replace(pipeline(), prediction=told), [FIRST], priced)
+    made = found.plan.prediction
+    assert made is not None
+    assert made.memory_bytes[FIRST] == pytest.approx(
+        evaluate(priced, found.plan).memory_bytes[FIRST] + 3e6, abs=1
+    )
+    tight = model(0.05, memory=evaluate(priced, found.plan).memory_bytes[FIRST] + 1e6)
+    assert relieve(pipeline(), [FIRST], tight).do == "recompute"
+    assert relieve(replace(pipeline(), prediction=told), [FIRST], tight).do != found.do
