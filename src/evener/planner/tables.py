@@ -141,7 +141,7 @@ def place_table(
     rows = best.rows or {}
     each = best.price.held_bytes / use.num_rows
     words = [_words(w) for w in sorted(ways, key=lambda w: (w is not best, w.price.total_s))]
-    rate = sites[0].host_rate
+    rate = min((s.host_rate for s in sites), key=lambda r: r.value)  # the one that is reckoned with
     why = (
         f"table {use.name}: {use.touched(samples):.0f} of {use.num_rows} rows a step ({use.source}), "
         f"{'; '.join(words)}; host memory at {rate.value / 1e9:.3g} GB/s ({rate.source})"
@@ -167,13 +167,13 @@ def too_large(table: str, num_bytes: float, of_what: str, room: Mapping[str, flo
     )
 
 
-def no_device_holds(use: TableUse, fleet: Fleet, *, beside_bytes: int = 0) -> bool:
+def no_device_holds(use: TableUse, fleet: Fleet) -> bool:
     """Whether the table, dense with gradients and state, is beyond every device whose memory is known.
 
     Then it is placed without being asked for: there is no other way to train it. With one device whose memory
     nobody knows it is left where it is.
     """
-    needed = use.held_bytes + use.num_rows * use.row_bytes + beside_bytes
+    needed = use.held_bytes + use.num_rows * use.row_bytes
     rooms = [d.free_memory_bytes or d.memory_bytes for d in fleet.devices]
     return all(room is not None and room.value < needed for room in rooms)
 

@@ -7,5 +7,6 @@
 `layer.py` stands in the model in the place of nn.Embedding and nn.EmbeddingBag; `table.py` is one table's
 part on this device, `rows.py` and `tiered.py` are where its rows lie, `optimizers.py` how they move;
 `exchange.py` takes ids and rows between devices that hold parts of one table, `sharing.py` says who has
-which; `sums.py` joins the step's sums, norm and verdict.
+which; `sums.py` joins the step's sums, norm and verdict. `ahead.py` sends rows to an accelerator before they
+are asked for, over the lanes of `transfers.py`; `saving.py` is rows and state as checkpoints hold them.
 """
