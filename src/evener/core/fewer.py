@@ -14,7 +14,6 @@ from evener.core.figures import Value
 from evener.errors import UsageError
 
 How = Literal["accumulate", "delayed", "local"]
-HOWS: tuple[How, ...] = ("accumulate", "delayed", "local")
 RATE, MOMENTUM = 1.0, 0.0
 """Of the outer Nesterov SGD: the plain mean of weights. DiLoCo (Douillard et al. 2023, arXiv 2311.08105)
 found 0.7 and 0.9 best over hundreds of rounds; over few that overshoots, see docs/log.md."""

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from evener.core.exchange import Exchange
 from evener.core.exchange_seconds import PACKINGS
 from evener.core.fewer import Fewer
+from evener.core.figures import Curve
 from evener.core.fleet import Fleet, Link
 
 BUFFERS = {"local": 3, "delayed": 5}
@@ -59,6 +60,6 @@ def with_links_times(fleet: Fleet, factor: float) -> Fleet:
     return replace(fleet, links=tuple(of(link) for link in fleet.links))
 
 
-def _times(link: Link, factor: float):
+def _times(link: Link, factor: float) -> Curve:
     points = tuple((num_bytes, seconds * factor) for num_bytes, seconds in link.curve.points)
     return replace(link.curve, points=points)
