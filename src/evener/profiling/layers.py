@@ -4,7 +4,7 @@ The loss runs by itself too, on the model's real output, and counts as the last 
 the stage that has it. Over a large vocabulary it takes longer than many layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from evener.core.figures import Figure
 from evener.core.profile import Timing
-from evener.core.words import counted
+from evener.core.words import counted, some
 from evener.errors import EvenerError
 from evener.profiling.chain import Piece
 from evener.profiling.memory import give_back, is_out_of_memory
@@ -290,8 +290,9 @@ def time_updates(subject: Subject, pieces: Sequence[Piece], watch: Stopwatch, *,
     model does not fit: then each layer gets gradients of zero while it is measured.
     """
     updates: dict[str, Figure] = {}
-    states: dict[int, int] = {}
+    states: dict[torch.Tensor, int] = {}
     notes: list[str] = []
+    short: list[str] = []
     for place, piece in enumerate(pieces):
         given = [p for p in piece.params if alone and p.requires_grad and p.grad is None]
         for p in given:
@@ -309,17 +310,42 @@ def time_updates(subject: Subject, pieces: Sequence[Piece], watch: Stopwatch, *,
         except Exception as e:
             if isinstance(e, EvenerError):
                 raise
+            if is_out_of_memory(e):
+                short.append(piece.name)
+                e.__traceback__ = None  # its frames hold the state of the attempt
+                give_back(subject.device)
+                continue
             notes.append(f"the optimiser is not timed by layer: {type(e).__name__} at {piece.name!r}: {e}")
             break
         finally:
             for p in given:
                 p.grad = None
         for held, state in optimizer.state.items():
-            states[id(held)] = sum(v.nbytes for v in state.values() if isinstance(v, torch.Tensor))
+            states[held] = sum(v.nbytes for v in state.values() if isinstance(v, torch.Tensor))
         figure = figure_of(seconds[2:])  # the first makes the state, the second is the first to find it
         if figure:
             updates[piece.name] = figure
-    return Updates(seconds=updates, state_bytes=sum(states.values()), notes=notes)
+    if short:
+        notes.append(f"{subject.kind}: the optimiser of {some(short, 8)} does not fit, and is not timed")
+    told, said = _state_of_all(states, [p for piece in pieces for p in piece.params if p.requires_grad])
+    return Updates(seconds=updates, state_bytes=told, notes=[*notes, *said])
+
+
+def _state_of_all(
+    states: Mapping[torch.Tensor, int], trained: Sequence[nn.Parameter]
+) -> tuple[int, list[str]]:
+    """Bytes of state of all `trained`, in the proportion of those measured, and a sentence where that is so.
+
+    Example: 8 bytes beside one parameter of 4, which is half of all: 16.
+    """
+    held, whole = sum(p.nbytes for p in states), sum(p.nbytes for p in dict.fromkeys(trained))
+    found = sum(states.values())
+    if not 0 < held < whole:
+        return found, []
+    return round(found * whole / held), [
+        f"the optimiser's state was measured beside {held / whole:.0%} of the parameters, and is as large "
+        "beside the others"
+    ]
 
 
 def _one_update(optimizer: torch.optim.Optimizer, watch: Stopwatch, name: str) -> float:

@@ -142,8 +142,11 @@ def time_steps(
     `reserve_s` seconds of the watch's budget are left for what comes after.
     """
     taken, peaks, refused, notes = _warm_up(timer, sizes, held_bytes, memory_bytes, reserve_s)
+    if not taken:  # nor may the optimiser's state fit: what the attempts left is in the way of single layers
+        timer.optimizer.zero_grad(set_to_none=True)
+        give_back(timer.subject.device)
     samples = {size: Samples() for size in taken}
-    for number in range(MOST_ROUNDS):
+    for number in range(MOST_ROUNDS if samples else 0):
         running = [s for s in samples if not samples[s].is_steady]
         settled = not running and is_steady(timer.update_s)
         if settled or (number >= LEAST_ROUNDS and timer.watch.left_s < reserve_s):

@@ -51,6 +51,7 @@ def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: f
 
     with _roomy(recipe, site) as note:
         profile = _profiled(recipe, site, step_loss, sizes, budget_s)
+        give_back(device)  # errors of attempts that did not fit hold parameters, which then cannot move
         recipe.model.to("cpu")  # the plan says which part of it the device holds
         give_back(device)
     start_peak(device)  # the run's own peak is still to come

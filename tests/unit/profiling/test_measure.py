@@ -204,6 +204,26 @@ def test_no_size_fits():
     assert [s.fits for s in profile.steps] == [False, False, False]
 
 
+def test_an_optimizer_that_does_not_fit_with_the_whole_model_is_measured_by_layer():
+    """Three layers of 60, 36 and 96 bytes: state of more than 60 bytes of parameters does not fit."""
+
+    class Large(torch.optim.Adam):
+        def step(self, closure=None):
+            if sum(p.nbytes for group in self.param_groups for p in group["params"]) > 60:
+                raise torch.OutOfMemoryError("Tried to allocate 2 GiB")
+            return super().step(closure)
+
+    model = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 3), nn.Linear(3, 6))
+    profile = profiled(model, driver=ScriptedDriver(by_name), optimizer=Large, micro_batches=(1, 2))
+    assert [s.fits for s in profile.steps] == [False, False]
+    assert {t.layer for t in profile.timings if t.update_s} == {"0", "1"}
+    assert "the optimiser of 2 does not fit" in profile.note
+    # Of 48 and 36 bytes: twice as many, and a count of steps of 4 bytes for each of 4 tensors.
+    assert profile.state_bytes == round((2 * 84 + 16) * (84 + 96) / 84)
+    assert "beside 47% of the parameters" in profile.note
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_what_the_budget_cuts_is_said():
     whole = sum(3e-3 * (1 + n) for n in (1, 2, 4))
     profile = profiled(budget_s=10 * whole, micro_batches=(1, 2, 4, 64))
