@@ -27,6 +27,9 @@ def resident_peaks(
 
         saved up to it + its work + P_k + max(P_(k-1) + G_k + G_(k+1), P_(k+1)) + buffers and what stays
 
+    where k-1 and k+1 are the nearest layers that have parameters, and G_k counts twice (as it is made, and
+    on its way) where nobody counted what the layer's work takes on a device.
+
     Example: three layers of 100 bytes of parameters and of gradients that save 10 each, one sample: the last
     holds 30 + 100 + 100 + 100 (nothing is behind it), the middle one 20 + 100 + 100 + 200 = 420.
     """
@@ -102,10 +105,12 @@ class _Layers:
         own = self._own[i:j] if self._recompute else 0.0
         upto = kept.cumsum()
         moves, made = self._moves[i:j], self._made[i:j]
-        before, behind = np.append(0.0, moves[:-1]), np.append(moves[1:], 0.0)
+        before, behind = _nearest_before(moves), _nearest_before(moves[::-1])[::-1]
+        leaving = _nearest_before(made[::-1])[::-1]
         at = upto + own + self._work[i:j] + moves
-        last = at + before + made
-        inside = at + np.maximum(before + made + np.append(made[1:], 0.0), behind)
+        held = before + (made if self._data.counted else 2 * made)
+        last = at + held
+        inside = at + np.maximum(held + leaving, behind)
         highest = np.maximum(last, np.append(0.0, np.maximum.accumulate(inside[:-1])))
         ends = np.arange(i + 1, j + 1)
         return highest + (in_flight - 1) * upto + self._ends(i, ends, in_flight) + self._always(i, ends)
@@ -122,6 +127,13 @@ class _Layers:
         given_back = np.where(j < data.num_layers, data.output[j - 1], 0.0)
         ends = in_flight * data.at_ends(first, j, recompute=self._recompute)
         return self._samples * (ends + given_back)
+
+
+def _nearest_before(values: np.ndarray) -> np.ndarray:
+    """By place, the nearest value before it that is not 0. Example: 3, 0, 2: 0, 3, 3."""
+    places = np.where(values > 0, np.arange(len(values)), -1)
+    last = np.append(-1, np.maximum.accumulate(places)[:-1])
+    return np.where(last >= 0, values[last], 0.0)
 
 
 def home_bytes(data: ModelBytes, i: int, j: int) -> float:

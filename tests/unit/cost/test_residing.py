@@ -144,3 +144,16 @@ def test_groups_of_devices_hold_no_parts_on_hosts():
     team = replace(stage, shares=(Share(devices=("a/gpu0", "a/gpu1"), samples=4),))
     with pytest.raises(UsageError, match="tensor-parallel"):
         resident(model, team, "a/gpu0", 4)
+
+
+def test_a_layer_without_parameters_hides_no_neighbour() -> None:
+    """What is brought next is the nearest layer with parameters, whatever runs between."""
+    found = profile(5)
+    layers = tuple(
+        replace(x, param_bytes=0, num_params=0) if i % 2 else x for i, x in enumerate(found.layers)
+    )
+    bare = model_bytes(replace(found, layers=layers, gradient_bytes=3 * int(100 * MB)))
+    names = [x.name for x in layers]
+    between = resident_peak(bare, names, (0, 5), 1, 1, "host")
+    params, made = bare.parameters[1] - bare.parameters[0], bare.gradients[1] - bare.gradients[0]
+    assert between >= 2 * params + 2 * made
