@@ -74,7 +74,8 @@ class Piece:
 
     def release(self) -> None:
         """Let go of the device's memory; graphs that need it again ask for it."""
-        self._coming, self.there = None, None
+        self.await_()  # else a copy that still comes would write over what gets this memory next
+        self.there = None
         for guest, away in zip(self.guests, self._away, strict=True):
             guest.data = away
 

@@ -162,7 +162,7 @@ class Residing:
             kept = {id(p) for p in (*unit.pieces, *coming, *self._always.pieces)}
             for piece in self.pieces:
                 if piece.there is not None and id(piece) not in kept:
-                    del self._by_storage[_storage(piece.there)]
+                    self._by_storage.pop(_storage(piece.there), None)  # empty ones share a place
                     piece.release()
         self._bring(unit.pieces)
         for piece in coming:
@@ -181,6 +181,8 @@ class Residing:
 
     def _pack(self, number: int) -> Callable[[torch.Tensor], Any]:
         def pack(tensor: torch.Tensor) -> Any:
+            if tensor.layout != torch.strided:
+                return tensor
             piece = self._by_storage.get(_storage(tensor))
             if piece is None or tensor.dtype != piece.masters[0].dtype:
                 return tensor
