@@ -216,7 +216,7 @@ def whole_model(
     autocast: torch.dtype | None = None,
     recompute: bool = False,
     residing: Residing | None = None,
-    on_host: OnHost | None = None,
+    on_host: OnHost = lambda work: work(),
     bucket_bytes: int = BUCKET_BYTES,
     circle: Circle | None = None,
 ) -> Holding:
@@ -233,7 +233,7 @@ def whole_model(
         recompute=recompute,
         residing=residing,
     )
-    homes = Homes([residing], on_host) if residing and on_host else Homes()
+    homes = Homes([residing] if residing else [], on_host)
     among, by = (circle.ranks, circle.wire) if circle else (ranks, sums or wire)
     reducers = reducers_of_one_model(model, among, by, stage, bucket_bytes, homes)
     return Holding(parts={stage: part}, reducers=reducers, wire=wire, homes=homes, circle=circle)

@@ -197,7 +197,7 @@ def _whole(
         autocast=recipe.autocast_of(stage.precision),
         recompute=stage.recompute,
         residing=residing,
-        on_host=site.driver.on_host if residing else None,
+        on_host=site.driver.on_host,
         circle=apart.circle if apart else None,
     )
     tables.join(holding.reducers, [model])

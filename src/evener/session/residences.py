@@ -48,9 +48,8 @@ def homes_of(parts: Mapping[int, Part], site: Site) -> Homes:
     residing = [(p, p.residing) for p in parts.values() if p.residing is not None]
     for part, one in residing:
         for other in parts.values():
-            tied = [n for n, p in part.module.named_parameters() if other is not part and one.has(p)]
-            theirs = {id(p) for p in other.module.parameters()}
-            tied = [n for n, p in part.module.named_parameters() if n in tied and id(p) in theirs]
+            theirs = set(other.module.parameters()) if other is not part else set()
+            tied = [n for n, p in part.module.named_parameters() if p in theirs]
             if tied and (other.residing is None or other.residing.stay != one.stay):
                 raise UsageError(
                     f"stages {part.stage} and {other.stage} on {site.device.name} share {some(tied, 3)} "

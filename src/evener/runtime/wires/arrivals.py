@@ -4,7 +4,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import islice
 
 WINDOW_BYTES = 2.0**20
 
@@ -43,7 +43,7 @@ def _rates(messages: list[tuple[float, int]]) -> list[float]:
     rates = []
     for first in range(len(messages) - 1):
         held = 0
-        for (_, _), (end, num_bytes) in pairwise(messages[first:]):
+        for end, num_bytes in islice(messages, first + 1, None):
             held += num_bytes
             if held >= WINDOW_BYTES:
                 rates.append(held / max(end - messages[first][0], 1e-9))
