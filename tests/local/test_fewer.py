@@ -284,13 +284,43 @@ def test_a_run_that_is_taken_up_ends_as_the_undisturbed_one(tmp_path: Path, how:
     assert relative_error(got, want) <= 1e-14
 
 
-def test_a_checkpoint_of_other_groups_is_taken_up_openly(tmp_path: Path) -> None:
+def test_a_checkpoint_of_one_group_is_taken_up_openly(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir(), second.mkdir()
     trained(request_for(first, plan_with(None), 3, checkpoint=rule_of(3, Keep())))
     plan = plan_with(Fewer(how="local", every=2, rate=1.0, momentum=0.0))
     outcome, _ = trained(request_for(second, plan, 5, resume=str(first)))
     assert any("hosts take steps by themselves (local:2:1:0) from here on" in d for d in outcome.decisions)
+
+
+THREE = (Reduction(devices=(A, B, C), transport="gloo", part=1.0),)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lanes"),
+    [("delayed", "local:2", LANES), ("local:4", "delayed", LANES), ("local:4", "local:4", THREE)],
+    ids=["another way", "the other way", "other groups"],
+)
+def test_where_groups_cannot_go_on_as_they_were_all_begin_alike(
+    tmp_path: Path, before: str, after: str, lanes: tuple[Reduction, ...]
+) -> None:
+    """Saved where the weights of hosts differ: those of the first are what all go on from."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    (old,), (new,) = fewer_in((before,)), fewer_in((after,))
+    trained(request_for(first, plan_with(old), 5, checkpoint=rule_of(3, Keep())))
+    taken = next(c for c in checkpoints_in(first) if c.manifest.position.step == 3)
+    plan = replace(plan_with(new), reductions=lanes)
+    outcome, got = trained(request_for(second, plan, 7, resume=str(taken.path)))
+    assert any("other groups or another way" in d for d in outcome.decisions)
+    assert all(torch.isfinite(t).all() for t in got)
+
+
+@pytest.mark.parametrize("how", ["local:4", "delayed"])
+def test_hosts_by_themselves_do_not_save_by_the_clock(tmp_path: Path, how: str) -> None:
+    (fewer,) = fewer_in((how,))
+    with pytest.raises(UsageError, match="cannot agree by the clock"):
+        launch(request_for(tmp_path, plan_with(fewer), 2, checkpoint=rule_of("90s", Keep())))
 
 
 def test_what_does_not_go_together_is_refused_with_its_name(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@
 
 The leader announces a checkpoint one boundary ahead, before it takes part in the step between: so every
 device finds the word when it gets there. While one is being written, none is announced.
+
+Hosts that take steps by themselves may get there before the leader: they wait for its word, yes or no, at the
+steps of the rule. By the clock there are no such steps.
 """
 
 import time
@@ -15,6 +18,7 @@ from pathlib import Path
 from torch import Tensor
 
 from evener.core.words import counted
+from evener.errors import UsageError
 from evener.session.meeting import Meeting
 from evener.session.save_rule import Rule
 from evener.session.saver import Saver
@@ -25,7 +29,8 @@ from evener.session.steps import Steps
 class Checkpointing:
     """Saves `steps` by `rule`; made by all devices of the plan together, again after each change of devices.
 
-    `meeting` is then another one. `at_boundary` is for `Steps`.
+    `meeting` is then another one. `at_boundary` is for `Steps`. UsageError for a rule by the clock where
+    hosts take steps by themselves.
     """
 
     def __init__(
@@ -37,6 +42,11 @@ class Checkpointing:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if steps.meetings and rule.steps is None:
+            raise UsageError(
+                "hosts that take steps by themselves cannot agree by the clock on when to save",
+                remedy="checkpoints every so many steps: --checkpoint-every 200",
+            )
         self._rule, self._meeting, self._steps, self._clock = rule, meeting, steps, clock
         self._news: deque[str] = deque()  # filled by the writing thread
         self.saver = Saver(JobState(steps), Path(run_dir), meeting, rule.keep, self._news.append)
@@ -51,9 +61,9 @@ class Checkpointing:
         """All devices are between two steps, about to take step `number`."""
         if number == self._boundary:
             return  # a step that is redone
-        self._boundary = number
+        is_first, self._boundary = self._boundary < 0, number
         self._pass_on_news()
-        if self._is_agreed(number):
+        if not is_first and self._is_agreed(number):  # before the first one nobody has announced any
             self._save()
         if self.saver.leads:
             self._announce(number + 1)
@@ -95,14 +105,20 @@ class Checkpointing:
             return number == self._announced
         if self._rule.steps is not None and not self._rule.is_due(number, 0.0):
             return False
-        return self._meeting.store.check([self.saver.key(f"save/{number}")])
+        key = self.saver.key(f"save/{number}")
+        if self._steps.meetings:
+            return self._meeting.get(key, bool)
+        return self._meeting.store.check([key])
 
     def _announce(self, number: int) -> None:
         if not self._rule.is_due(number, self._clock() - self._due_s):
             return
         self._due_s = self._clock()
+        key = self.saver.key(f"save/{number}")
         if self.saver.is_busy:
             self._news.append(f"step {number}: no checkpoint, the one before is still being written")
+            if self._steps.meetings:
+                self._meeting.put(key, False)
             return
         self._announced = number
-        self._meeting.put(self.saver.key(f"save/{number}"), True)
+        self._meeting.put(key, True)

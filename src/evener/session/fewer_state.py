@@ -41,38 +41,49 @@ def export_apart(
 
 
 def own_group_state(meetings: Meetings | None, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Weights and inner optimiser of this device's group, in the names of the model's own; may be empty."""
-    return _read(checkpoint, f"{APART}/{meetings.apart.group.name}/state/") if meetings else {}
+    """Weights and inner optimiser of this device's group, in the names of the model's own; may be empty.
+
+    Empty on all devices where they cannot go on as they were, see `import_apart`: they then begin alike.
+    """
+    if meetings is None or not _goes_on(meetings, checkpoint):
+        return {}
+    return _read(checkpoint, f"{APART}/{meetings.apart.group.name}/state/")
 
 
 def import_apart(meetings: Meetings | None, checkpoint: Checkpoint) -> list[str]:
-    """Once weights and optimisers are as they were: go on with what groups have; what is not the same."""
-    groups = {_group_of(n) for n in checkpoint.manifest.tensors if n.startswith(f"{APART}/")}
+    """Once weights and optimisers are as they were: go on with what groups have; what is not the same.
+
+    A checkpoint of other groups, or of another way, says nothing that all groups could go on with: a round
+    begins for all of them.
+    """
+    is_of_apart = any(n.startswith(f"{APART}/") for n in checkpoint.manifest.tensors)
     if meetings is None:
         first = "the checkpoint is of hosts that took steps by themselves: all go on from the first one's"
-        return [first] if groups else []
-    local, late, group = meetings.local, meetings.late, meetings.apart.group
-    outer, own = _read(checkpoint, f"{OUTER}/"), _read(checkpoint, f"{APART}/{group.name}/own/")
-    if local:
-        if outer and own:
-            local.restore(outer)
+        return [first] if is_of_apart else []
+    local, late = meetings.local, meetings.late
+    if _goes_on(meetings, checkpoint):
+        own = _read(checkpoint, f"{APART}/{meetings.apart.group.name}/own/")
+        if local:
+            local.restore(_read(checkpoint, f"{OUTER}/"))
             local.restore_own(own)
-            return []
-        local.begin()
-    elif late and "late/tail" in own:
-        late.restore_own(own)
+        elif late:
+            late.restore_own(own)
         return []
+    if local:
+        local.begin()
     begins = f"hosts take steps by themselves ({meetings.apart.fewer}) from here on"
-    if not groups:
+    if not is_of_apart:
         return [begins]
     return [
         f"{begins}: the checkpoint is of other groups or another way, and all go on from one of its hosts"
     ]
 
 
-def _group_of(name: str) -> str:
-    """Example: "apart/h2/cpu/own/round" is of "h2/cpu"."""
-    return "/".join(name.split("/")[1:3])
+def _goes_on(meetings: Meetings, checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint is of the same groups and the same way; the same on all devices."""
+    mark = "/own/round" if meetings.local else "/own/late/tail"
+    there = {n for n in checkpoint.manifest.tensors if n.startswith(f"{APART}/") and n.endswith(mark)}
+    return there == {f"{APART}/{name}{mark}" for name in meetings.apart.group.names}
 
 
 def _read(checkpoint: Checkpoint, prefix: str) -> dict[str, Tensor]:
