@@ -107,10 +107,6 @@ class Network:
         slowest = max(0.0 if c is None else c.seconds(largest) for c in self.hops(tuple(parts)))
         return (len(parts) - 1) * slowest
 
-    def reduce_scatter_s(self, parts: dict[str, float]) -> float:
-        """Every member ends with the sum of its own part: an all-gather played backwards, and as long."""
-        return self.all_gather_s(parts)
-
 
 def _members(group: Group) -> tuple[str, ...]:
     return (group,) if isinstance(group, str) else group

@@ -58,7 +58,7 @@ class LinkWatch:
         before = choose_way(self.fleet, self.devices, self.buffers, compress=self.compress)
         after = choose_way(now, self.devices, self.buffers, compress=self.compress)
         return (
-            f"the link between {link.a} and {link.b} carries {_rate(seen)}, a {times:.0f}th of the "
+            f"the link between {link.a} and {link.b} carries {_rate(seen)}, 1/{times:.0f} of the "
             f"{_rate(expected)} that the plan counts on: the sums of a step take "
             f"{after.seconds[before.way.name]:.3g} s there instead of {before.seconds[before.way.name]:.3g}, "
             f"{after.seconds[after.way.name]:.3g} s at best ({after.way.name}); the plan stays: evener plan "

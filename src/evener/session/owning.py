@@ -83,7 +83,7 @@ def check_owned(plan: Plan, recipe: Recipe, tables: tuple[str, ...]) -> None:
         else "stages whose parameters or optimiser live on the host"
         if any(s.residence for s in stages)
         else "fewer exchanges"
-        if getattr(plan, "fewer", None)
+        if plan.fewer
         else ""
     )
     if away:

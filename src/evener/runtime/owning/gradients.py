@@ -66,7 +66,6 @@ class OwnedGradients:
         self._under_way: deque[_Leaving] = deque()
         self._flags = torch.zeros(0)
         self._flagged: Pending | None = None
-        self._launched_s: dict[tuple[int, int], float | None] = {}
         self._collects = self._armed = False
         self._step = self._round = -1
         self._rounds = dict.fromkeys(ranks.devices, 1)
