@@ -77,7 +77,7 @@ def test_real_links_take_as_long_as_paced_ones_and_sum_the_same(tmp_path) -> Non
     assert real.parameters_agree and paced.parameters_agree
     assert real.report.loss_last == paced.report.loss_last < real.report.loss_first
     assert exchange_s(real) == pytest.approx(exchange_s(paced), rel=0.15)
-    # 595,976 parameters of 4 bytes each cross the link once either way: 0.19 s at 12.5 MB/s.
+    # 595,464 parameters of 4 bytes each cross the link once either way: 0.19 s at 12.5 MB/s.
     assert exchange_s(real) > 0.15
 
 
