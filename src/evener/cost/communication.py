@@ -93,20 +93,6 @@ class Network:
         leaders = tuple(g[0] for g in groups_held)
         return inside + all_reduce_seconds(num_bytes, self.hops(leaders, lanes))
 
-    def all_gather_s(self, parts: dict[str, float]) -> float:
-        """Every member ends with all parts (bytes by member, unequal or 0), passed round a ring.
-
-            seconds = (n - 1) · max over hops of curve(largest part)
-
-        In every round some hop carries the largest part. Example: 3 members, parts up to 1 MB at 1 ms + 1
-        GB/s: 4 ms.
-        """
-        if len(parts) < 2:
-            return 0.0
-        largest = max(parts.values())
-        slowest = max(0.0 if c is None else c.seconds(largest) for c in self.hops(tuple(parts)))
-        return (len(parts) - 1) * slowest
-
 
 def _members(group: Group) -> tuple[str, ...]:
     return (group,) if isinstance(group, str) else group
