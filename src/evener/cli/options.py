@@ -191,18 +191,30 @@ CopyEvery = Annotated[
 ]
 
 
+_PLACES = ("cpu", "device", "dense", "auto")
+
+
 def places_in(words: list[str]) -> dict[str, str]:
-    """Places by table; UsageError for what is none.
+    """Places by table; UsageError for what is none, and for two places of one table.
 
     Example: ["auto", "emb=cpu"] gives {"*": "auto", "emb": "cpu"}.
     """
-    found = {}
+    found: dict[str, str] = {}
     for word in words:
         name, equals, where = word.partition("=")
         if not equals:
             name, where = "*", word
-        if not name or where not in ("auto", "cpu", "device", "dense"):
-            raise UsageError(f"cannot read the place {word!r}", remedy="emb=cpu, emb=auto, or auto for all")
+        if not name or where not in _PLACES:
+            raise UsageError(
+                f"cannot read the place {word!r}",
+                remedy=f"TABLE=PLACE, or PLACE alone for all tables, with one of {', '.join(_PLACES)}; files "
+                'and weights by device are said in the recipe: place={"emb": {"file": FOLDER, "rows": N}}',
+            )
+        if name in found:
+            whose = "all tables" if name == "*" else f"the table {name}"
+            raise UsageError(
+                f"--place says two places of {whose}: {found[name]} and {where}", remedy="one of them"
+            )
         found[name] = where
     return found
 

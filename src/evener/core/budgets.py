@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from evener.core.figures import Figure
 from evener.core.fleet import Fleet
+from evener.core.words import in_bytes
 from evener.errors import UsageError
 
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
@@ -19,14 +20,20 @@ def with_budgets(fleet: Fleet, budgets: Sequence[str]) -> Fleet:
     Example: "lab1/gpu0=6GiB" on a card of 24 GB leaves 6,442,450,944 bytes of it.
     """
     for text in budgets:
-        name, _, size = text.partition("=")
+        name, equals, size = text.partition("=")
+        if not (name and equals):
+            lacking = '"=" is missing' if name else "no device stands before the ="
+            raise UsageError(
+                f"cannot read the budget {text!r}: {lacking}",
+                remedy=f"DEVICE=SIZE, as {SPELLING}, with one of {', '.join(_UNITS)}",
+            )
         num_bytes = bytes_in(size)
         host = next((h for h in fleet.hosts if h.name == name), None)
         device = host or fleet.device(name)
         if device.memory_bytes is not None and num_bytes > device.memory_bytes.value:
             raise UsageError(
                 f"{name} has less memory than its budget",
-                numbers=f"{device.memory_bytes.value:.4g} bytes, budget {num_bytes:.4g}",
+                numbers=f"memory {in_bytes(device.memory_bytes.value)}, budget {in_bytes(num_bytes)}",
                 remedy="a budget within its memory",
             )
         free = device.free_memory_bytes

@@ -13,6 +13,15 @@ def some(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def in_bytes(number: float) -> str:
+    """So many bytes in the largest binary unit that fits. Examples: "17.7 GiB", "58.2 TiB", "12 B"."""
+    for power, unit in ((5, "PiB"), (4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        value = number / 2 ** (10 * power)
+        if value >= 1:
+            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+    return f"{number:.0f} B"
+
+
 def printable(text: str) -> str:
     """`text` for a terminal, where a file of others could hold commands: what cannot be seen is replaced.
 

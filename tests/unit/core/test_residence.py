@@ -60,10 +60,20 @@ def test_a_budget_is_what_a_device_has():
     told = with_budgets(fleet(CPU), ["a/gpu0=6GiB", "a/cpu=32GB"])
     assert told.devices[0].memory_bytes.value == 6 * 2**30
     assert told.hosts[0].memory_bytes.value == 32 * GB
-    with pytest.raises(UsageError, match="less memory than its budget"):
+    with pytest.raises(UsageError, match="less memory than its budget") as e:
         with_budgets(fleet(), ["a/gpu0=25GB"])
+    assert e.value.numbers == "memory 22.4 GiB, budget 23.3 GiB"
     with pytest.raises(UnknownNameError):
         with_budgets(fleet(), ["b/gpu0=1GB"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("foo", '"=" is missing'), ("6GiB", '"=" is missing'), ("=6GiB", "no device stands before")],
+)
+def test_a_budget_has_a_device_and_a_size(text: str, said: str):
+    with pytest.raises(UsageError, match=f"cannot read the budget '{text}': {said}"):
+        with_budgets(fleet(), [text])
 
 
 @pytest.mark.parametrize("text", ["", "6", "GiB", "-1GiB", "xGiB", "6 bytes"])

@@ -4,7 +4,7 @@ import pytest
 
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.core.words import counted, printable, some
+from evener.core.words import counted, in_bytes, printable, some
 from evener.errors import UsageError
 from evener.report.plans import plan_text
 from evener.session.ask import split_of
@@ -34,3 +34,8 @@ def test_what_cannot_be_seen_is_replaced() -> None:
 def test_of_many_names_the_first_are_told() -> None:
     assert some(["a", "b"], 2) == "a, b"
     assert some(["a", "b", "c", "d", "e"], 2) == "a, b and 3 more"
+
+
+def test_bytes_are_told_in_a_unit_that_can_be_read() -> None:
+    told = [in_bytes(n) for n in (0, 12, 2048, 17.7 * 2**30, 1023 * 2**30, 64e12, 3 * 2**60)]
+    assert told == ["0 B", "12 B", "2 KiB", "17.7 GiB", "1023 GiB", "58.2 TiB", "3072 PiB"]
