@@ -9,6 +9,7 @@ parameters   ⇢F ⇢B→ ⇢F ⇢B→                                 │ owner
 →  a unit's gradients go to their owners while the next units compute
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -229,8 +230,10 @@ class _Play:
         self._rounds, self._rounds_of = rounds, rounds_of
         self._now = begin_s.copy()
         self._arrive_s, self._gather_s, self._scatter_s = arrive_s, gather_s, scatter_s
-        self._stays = stays & (gather_s > 0)
-        self._comes = ~stays & (gather_s > 0)
+        gathered = np.flatnonzero(gather_s)
+        self._stays = [int(k) for k in gathered if stays[k]]
+        self._comes = [int(k) for k in gathered if not stays[k]]
+        self._again = [k for k in self._comes if k not in gathered[-2:]]  # in the backward
         self._pulled = np.where(rounds_of > 0, arrive_s.max(initial=0.0), 0.0)
         self._sent = np.zeros(len(begin_s))
 
@@ -271,11 +274,13 @@ class _Play:
     def _forward(self, forward: np.ndarray, at: np.ndarray, *, first: bool) -> None:
         count = forward.shape[1]
         there = [np.where(at & first, self._arrive_s[k], 0.0) for k in range(count)]
-        for k in np.flatnonzero(self._stays):
-            self._now = np.maximum(self._now, self._pull(int(k), at))
+        for k in self._stays:
+            self._now = np.maximum(self._now, self._pull(k, at))
+        asked = iter(self._comes)
         for k in range(count):
-            for ahead in (0, 1) if k == 0 else (k + 1,):  # two are whole: k, and the one behind it
-                if ahead < count and self._comes[ahead]:
+            for _ in range((k == 0) + (k in self._comes)):  # two are whole: k, and the one behind it
+                ahead = next(asked, None)
+                if ahead is not None:
                     there[ahead] = self._pull(ahead, at)
             self._now = np.maximum(self._now, there[k]) + forward[:, k]
 
@@ -284,10 +289,11 @@ class _Play:
         nothing = np.zeros(len(self._now))
         there = dict.fromkeys(range(count), nothing)
         sent = dict.fromkeys(range(count + 2), nothing)
+        before = dict(itertools.pairwise(reversed(self._comes)))
         for k in reversed(range(count)):
+            if before.get(k) in self._again:
+                there[before[k]] = self._pull(before[k], at)
             self._now = np.maximum(self._now, np.maximum(there[k], sent[k + 2])) + backward[:, k]
-            if k > 1 and self._comes[k - 2]:
-                there[k - 2] = self._pull(k - 2, at)
             if self._scatter_s[k]:
                 sent[k] = self._send(k, at)
 

@@ -72,9 +72,14 @@ class Owners:
 
     @cached_property
     def _gathered(self) -> np.ndarray:
-        """Bytes that are gathered while each unit runs before the one behind it: both, and all that stay."""
+        """Bytes that are gathered while each unit runs: it and the next one either way, and all that stay."""
         staying = float(np.where(self.stays, self.gathers, 0.0).sum())
-        return _pairs(np.where(self.stays, 0.0, self.gathers)) + staying
+        comes = np.flatnonzero(~self.stays & (self.gathers > 0))
+        if not len(comes):
+            return np.full(len(self.gathers), staying)
+        pairs = _pairs(self.gathers[comes])
+        last = np.maximum(np.searchsorted(comes, np.arange(len(self.gathers)), side="right") - 1, 0)
+        return np.maximum(pairs[last], pairs[np.maximum(last - 1, 0)]) + staying
 
     @cached_property
     def scales(self) -> tuple[float, float, float]:
@@ -120,10 +125,8 @@ class Owners:
         if not samples:
             return 0.0, 0.0
         fixed, each = self.rises
-        pairs = self._gathered
-        around = np.maximum(pairs, np.concatenate([pairs[:1], pairs[:-1]]))  # with the unit behind or before
         of_layer = np.searchsorted(self.starts, np.arange(len(fixed)), side="right") - 1
-        acts, passing = fixed + samples * each, around[of_layer]
+        acts, passing = fixed + samples * each, self._gathered[of_layer]
         top = int((acts + passing).argmax())
         return float(acts[top]), float(passing[top])
 

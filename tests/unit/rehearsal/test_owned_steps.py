@@ -51,6 +51,7 @@ class Job:
     forward_s: tuple[float, float] = (1e-3, 1e-3)
     rounds: tuple[int, int] = (2, 2)
     parts: tuple[int, int] = (1, 1)
+    is_tied: bool = False  # the last layer's weight is the first one's
 
     @property
     def fleet(self) -> Fleet:
@@ -87,6 +88,7 @@ class Job:
                 output_bytes_per_sample=4 * WIDTH,
                 saved_bytes_per_sample=4 * WIDTH,
                 flops_per_sample=float(PRODUCT_FLOP),
+                tied=(str(self.depth - 1 - i),) if self.is_tied and i in (0, self.depth - 1) else (),
             )
             for i in range(self.depth)
         )
@@ -130,6 +132,8 @@ class Job:
         paced = open_wire(wire, driver, fleet, NAMES)
         post = PacedPost(office.post(here), driver, fleet)
         model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(self.depth)))
+        if self.is_tied:
+            model[-1].weight = model[0].weight
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         means = Means(ranks=ranks, post=post, wire=paced, device=cpu, now=driver.now)
         owned = Owned(model, optimizer, plan, means, unit_bytes=UNIT_BYTES)
@@ -173,6 +177,13 @@ def test_four_units_of_unequal_owners_take_what_they_are_priced(
 ) -> None:
     """Links that hide behind computing, that are about as fast, and that all waits for."""
     job = Job(held=held, way_s=way_s, depth=4, forward_s=(1e-3, 1.7e-3), rounds=rounds, parts=(5, 3))
+    for result in job.rehearsed():
+        assert result.step_s == pytest.approx(job.priced_s(), rel=0.03)
+
+
+@pytest.mark.parametrize("way_s", [2e-3, 9e-3])
+def test_tied_parameters_come_once_before_a_forward(way_s: float) -> None:
+    job = Job(held="parameters", way_s=way_s, depth=5, forward_s=(1e-3, 1.3e-3), is_tied=True)
     for result in job.rehearsed():
         assert result.step_s == pytest.approx(job.priced_s(), rel=0.03)
 

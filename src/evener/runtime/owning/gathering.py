@@ -140,6 +140,7 @@ class Gathering:
         for unit in self._units:
             if unit.stays:
                 self._arrive(unit)
+        self._ask_next(self._units)
 
     def _end_forward(self) -> None:
         if not torch.is_grad_enabled():
@@ -149,7 +150,7 @@ class Gathering:
         def hook(module: nn.Module, inputs: object) -> None:
             for unit in needed:
                 self._ask(unit)
-            self._ask_ahead(needed[-1].number + 1)
+            self._ask_next(self._units[needed[-1].number + 1 :])
             for unit in needed:
                 self._arrive(unit)
 
@@ -184,13 +185,15 @@ class Gathering:
                 self._let_go(unit)
         for unit in reversed(needed):
             self._ask(unit)
-        self._ask_ahead(lowest - 1)
+        self._ask_next(self._units[:lowest][::-1])
         for unit in needed:
             self._arrive(unit)
 
-    def _ask_ahead(self, number: int) -> None:
-        if 0 <= number < len(self._units) and self._due[number] > 0:
-            self._ask(self._units[number])
+    def _ask_next(self, units: Sequence[Unit]) -> None:
+        """Begin to gather the first of `units` that does not stay anyway."""
+        unit = next((u for u in units if not u.stays), None)
+        if unit is not None and self._due[unit.number] > 0:
+            self._ask(unit)
 
     def _ask(self, unit: Unit) -> None:
         """Begin to gather `unit`, unless it is here or on its way."""
