@@ -81,10 +81,16 @@ def import_table(table: Table, checkpoint: Checkpoint) -> None:
 
 
 def _steps(table: Table, checkpoint: Checkpoint) -> int:
-    """The steps that the state of a table is of."""
+    """The steps that the state of a table is of; StateError where the checkpoint does not say."""
     key = f"optimizer/{table.name}.weight/step"
     kept = [k for k in (key, f"{key}:int") if k in checkpoint.manifest.tensors]
-    return int(checkpoint.read(kept)[kept[0]]) if kept else 0
+    if not kept:
+        raise StateError(
+            f"the checkpoint {checkpoint.path} does not say after how many steps the table {table.name} is",
+            numbers=f"missing: {key}",
+            remedy="another checkpoint: the averages of Adam and Adagrad mean nothing without it",
+        )
+    return int(checkpoint.read(kept)[kept[0]])
 
 
 def _whole(table: Table, column: str) -> str | None:
