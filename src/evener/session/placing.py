@@ -15,17 +15,16 @@ from evener.core.figures import Figure, Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan, TablePlacement
 from evener.core.tables import TableUse
-from evener.errors import ModelError, NoPlanFitsError, UsageError
+from evener.errors import ModelError, NoPlanFitsError
 from evener.planner.tables import CPU, DENSE, DEVICE, no_device_holds, place_tables, table_sites
 from evener.probing.rates import rows_rate
 from evener.runtime.tables.layer import TableLayer, place_table, put_back, table_layers
 from evener.session.meeting import Meeting
+from evener.session.place_words import AUTO, check_place
 from evener.session.recipe import ALL_TABLES, LOSS_PLACE, Recipe
 from evener.session.request import Request
 from evener.session.tables import ids_found, optimizer_of, placements, table_names
 
-AUTO = "auto"
-PLACES = (AUTO, CPU, DEVICE, DENSE)
 MODEL_COPIES = 4  # parameters, gradients and two moments: what a device keeps of the rest of a model
 MOST_READ = 4096  # samples that are read to see how many ids of a step are different
 
@@ -128,22 +127,18 @@ def with_places(recipe: Recipe, request: Request) -> Recipe:
     What `request` says of a table, or of all, goes before the recipe's own word.
 
     Not asked for and placed all the same are tables that no device of the job could hold with their gradients
-    and state, and those on the meta device: there is no other way to train them.
+    and state, and those on the meta device: there is no other way to train them. Raises as check_place.
     """
     own = recipe.places if ALL_TABLES not in request.place else {}
     asked = {n: w for n, w in recipe.places.items() if n == LOSS_PLACE} | {**own, **request.place}
+    for name, where in asked.items():
+        if name != LOSS_PLACE:
+            check_place(name, where, request.fleet)
     found = dict(asked)
     for name, layer in _tables_of(recipe.model).items():
         wanted = ALL_TABLES in asked or _is_beyond(recipe, request.fleet, name, layer)
         if name not in found and wanted and not why_not(recipe.model, name):
             found[name] = asked.get(ALL_TABLES, AUTO)
-    for name, where in found.items():
-        if isinstance(where, str) and name != LOSS_PLACE and where not in PLACES:
-            raise UsageError(
-                f"place of {name} is {where!r}",
-                remedy='"auto", "cpu", "device", "dense", weights by device, or {"file": FOLDER, "rows": N}: '
-                "N rows in memory",
-            )
     return dataclasses.replace(recipe, place=found)
 
 

@@ -21,6 +21,7 @@ from evener.session.keep import load_weights
 from evener.session.measure import measured_links, micro_batch_grid, profile_together
 from evener.session.meeting import Meeting
 from evener.session.owning import with_owners
+from evener.session.place_words import make_folders
 from evener.session.placing import Placing, plan_with_tables, with_places
 from evener.session.recipe import Recipe, in_dtype, with_keys, without_dropout
 from evener.session.request import Request
@@ -46,6 +47,8 @@ def prepared(recipe: Recipe, request: Request) -> Recipe:
     if not request.predict and not any(p.requires_grad for p in recipe.model.parameters()):
         raise ModelError("no parameter of the model requires a gradient", remedy="unfreeze what is to train")
     recipe = with_places(recipe, request)
+    if not request.predict:
+        make_folders(recipe.places)
     place_tables(recipe)
     return recipe
 

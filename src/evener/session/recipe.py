@@ -91,6 +91,11 @@ class Recipe:
             raise DataError("the dataset is empty", numbers="0 samples", remedy="check the path and filters")
         if isinstance(self.place, str):
             object.__setattr__(self, "place", {ALL_TABLES: self.place})
+        if not isinstance(self.place, Mapping):
+            raise UsageError(
+                f"place is a {type(self.place).__name__}: {self.place!r}",
+                remedy='places by table, {"emb": "cpu"}, or a word for all tables, "auto"',
+            )
         if self.global_batch < 1:
             raise UsageError(f"global_batch must be 1 or more, got {self.global_batch}")
         for option, hint in get_type_hints(type(self)).items():

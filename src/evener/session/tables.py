@@ -77,10 +77,6 @@ def placements(recipe: Recipe, plan: Plan, devices: tuple[str, ...]) -> tuple[Ta
             residence = wish if isinstance(wish, str) else TIERED
         else:
             weights, residence = {d: float(w) for d, w in wish.items()}, CPU
-            if not weights or min(weights.values()) < 0 or not sum(weights.values()):
-                raise UsageError(
-                    f"place of {table.name} is {dict(wish)}", remedy='{"lab1/a": 5, "lab1/b": 3}'
-                )
         rows = apportion(table.num_rows, list(weights.values()))
         found.append(
             TablePlacement(table=table.name, rows=dict(zip(weights, rows, strict=True)), residence=residence)
@@ -337,7 +333,7 @@ def _maker(residence: str, recipe: Recipe, site: Site, table: str) -> MakeRows:
     if residence == TIERED:
         wish = recipe.places[table]
         folder = Path(wish["file"]) / f"{table}-{site.device.name.replace('/', '-')}"
-        host, hot = int(wish.get("rows", 0)), int(wish.get("hot", 0))
+        host, hot = int(wish["rows"]), int(wish.get("hot", 0))
         return lambda num_rows, give: TieredRows(
             folder, num_rows, give, host=host, hot=hot, device=site.torch_device
         )

@@ -9,7 +9,7 @@ from torch import nn
 from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Prediction, Share, Stage
-from evener.errors import NoPlanFitsError, UsageError
+from evener.errors import FileError, NoPlanFitsError, UnknownNameError, UsageError
 from evener.runtime.tables.layer import TableLayer, table_layers
 from evener.session.placing import settled, with_places
 from evener.session.prepare import prepared
@@ -153,3 +153,17 @@ def test_a_plan_with_fewer_devices_may_have_no_room(tmp_path: Path) -> None:
 def test_a_place_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="place of large is 'gpu'"):
         with_places(recipe({"large": "gpu"}), request(tmp_path, 100))
+
+
+def test_a_place_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    """Foreign devices, keys that lack, folders that cannot be made, tables that are not there."""
+    wanted = request(tmp_path, 100)
+    (tmp_path / "taken").write_text("")
+    for place, error, said in (
+        ({"large": {"lab9/x": 1}}, UnknownNameError, "weights of lab9/x, no device of the job"),
+        ({"large": {"file": str(tmp_path)}}, UsageError, 'large is a tiered table without "rows"'),
+        ({"large": {"file": str(tmp_path / "taken/large"), "rows": 5}}, FileError, "cannot be made"),
+        ({"nosuch": "cpu"}, UnknownNameError, "the model has no layer 'nosuch' to place"),
+    ):
+        with pytest.raises(error, match=said):
+            prepared(recipe(place), wanted)

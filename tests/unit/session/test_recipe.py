@@ -36,3 +36,9 @@ def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(
     with pytest.raises(UsageError, match=f"{option}={wrong!r}") as refused:
         made(**{option: wrong})
     assert refused.value.remedy == "one of " + ", ".join(c for c in right if c)
+
+
+@pytest.mark.parametrize("place", [["emb"], 3])
+def test_places_are_by_table_or_a_word_for_all(place: Any) -> None:
+    with pytest.raises(UsageError, match=f"place is a {type(place).__name__}"):
+        made(place=place)

@@ -26,8 +26,8 @@ _APPLIED_AT_ONCE = 65_536  # records
 class ColdFile:
     """`num_rows` records of `width` numbers in `folder`, with the step of the last commit.
 
-    Raises FileError where the folder holds another table or somebody has it open, EnvironmentBrokenError
-    where the disk is full; what was committed is then still there.
+    Raises FileError where the folder cannot be made, holds another table or somebody has it open,
+    EnvironmentBrokenError where the disk is full; what was committed is then still there.
     """
 
     def __init__(self, folder: Path, num_rows: int, width: int, dtype: torch.dtype) -> None:
@@ -148,6 +148,12 @@ class ColdFile:
         size = self.num_rows * self.width * self._numbers.itemsize
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise FileError(
+                f"the folder {self.folder} cannot be made: {e.strerror}",
+                remedy="a folder on a disk that this user may write to",
+            ) from e
+        try:
             with open(self.folder / "rows", "wb") as file:
                 if size:
                     os.posix_fallocate(
@@ -174,9 +180,10 @@ class ColdFile:
             )
 
     def _full(self, error: OSError, size: int) -> EnvironmentBrokenError:
+        kept = f"what was committed last, step {self.step}, is there in full"
         return EnvironmentBrokenError(
             f"the table in {self.folder} cannot be written: {error.strerror}",
-            numbers=f"{size} bytes more; what was committed last, step {self.step}, is there in full",
+            numbers=f"{size} bytes more; {kept if self.step >= 0 else 'nothing was committed before'}",
             remedy="room on that disk, a folder on another one, or a larger cache",
         )
 

@@ -227,6 +227,8 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path, monkeypatch: pyte
         patch.setattr(os, "posix_fallocate", full)
         with pytest.raises(EnvironmentBrokenError, match="cannot be written: No space left on device"):
             ColdFile(tmp_path / "new", 6, 2, torch.float32)
+        with pytest.raises(EnvironmentBrokenError, match="48 bytes more; nothing was committed before"):
+            ColdFile(tmp_path / "new", 6, 2, torch.float32)
     file = made(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
@@ -235,6 +237,12 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path, monkeypatch: pyte
     file.close()
     step, rows = held(tmp_path)
     assert (step, rows) in ((1, OLD), (2, NEW))
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(FileError, match=r"taken/emb cannot be made: Not a directory"):
+        ColdFile(tmp_path / "taken" / "emb", 6, 2, torch.float32)
 
 
 def test_folders_that_hold_something_else(tmp_path: Path) -> None:
