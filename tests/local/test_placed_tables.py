@@ -175,7 +175,7 @@ def test_a_table_larger_than_all_memory_together(tmp_path: Path) -> None:
     script.write_text(script.read_text().replace("Embedding(50,", "Embedding(10**12,"), encoding="utf-8")
     with pytest.raises(NoPlanFitsError, match="word is larger than all memory") as caught:
         launch(wanted)
-    assert caught.value.numbers == "1.49e+04 GiB of weights alone; lab1/a 8, lab1/b 8: 16 GiB"
+    assert caught.value.numbers == "14.6 TiB of weights alone; lab1/a 8 GiB, lab1/b 8 GiB: 16 GiB in all"
 
 
 def test_a_place_that_is_none(tmp_path: Path) -> None:

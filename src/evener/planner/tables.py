@@ -12,6 +12,7 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import TablePlacement
 from evener.core.split import apportion
 from evener.core.tables import TableSite, TableUse
+from evener.core.words import in_bytes
 from evener.cost.tables import TablePrice, dense, looked_up
 from evener.errors import NoPlanFitsError
 
@@ -105,7 +106,7 @@ def place_tables(
         try:
             choice = place_table(use, hops, sites, samples, only=(only or {}).get(use.name))
         except NoPlanFitsError as e:
-            beside = "".join(f"; {n} took {b / 2**30:.3g} GiB before" for n, b in taken.items())
+            beside = "".join(f"; {n} took {in_bytes(b)} before" for n, b in taken.items())
             raise NoPlanFitsError(e.what, numbers=e.numbers + beside, remedy=e.remedy) from None
         if len(known) > 1 and None in known:
             placed = choice.placement
@@ -136,7 +137,9 @@ def place_table(
     fitting = [w for w in ways if w.rows is not None and only in (None, w.residence)]
     if not fitting:
         largest = max(ways, key=lambda w: sum(w.room.values()) if w.residence != DENSE else -1)
-        raise too_large(use.name, use.held_bytes, "with its optimiser's state", largest.room)
+        told = "with its optimiser's state"
+        host = next(w.room for w in ways if w.residence == CPU)
+        raise too_large(use.name, use.num_rows, use.held_bytes, told, largest.room, host)
     best = min(fitting, key=lambda w: w.price.total_s)
     rows = best.rows or {}
     each = best.price.held_bytes / use.num_rows
@@ -156,14 +159,29 @@ def place_table(
     return TableChoice(placement=placed, price=best.price)
 
 
-def too_large(table: str, num_bytes: float, of_what: str, room: Mapping[str, float]) -> NoPlanFitsError:
-    """The error for `table`, of `num_bytes` bytes, where `room` by device is less in all."""
+def too_large(
+    table: str,
+    num_rows: int,
+    num_bytes: float,
+    of_what: str,
+    room: Mapping[str, float],
+    host: Mapping[str, float],
+) -> NoPlanFitsError:
+    """The error for `table`, of `num_rows` rows and `num_bytes` bytes, where `room` by device is less in all.
+
+    `host` is the room in host memory by device, as far as it is known: there a tiered table has its cache.
+    Example: 100 rows of 800 bytes in room for 2 kB and 6 kB: 10 rows fit, or 2 a device beside a file.
+    """
+    each = num_bytes / num_rows
+    fit, cached = int(sum(room.values()) / each), int(min(host.values(), default=0) / each)
+    fewer = f"at most {fit} rows instead of {num_rows}" if fit else "fewer rows"
     return NoPlanFitsError(
         f"the table {table} is larger than all memory that it may take together",
-        numbers=f"{num_bytes / 2**30:.3g} GiB {of_what}; "
-        + ", ".join(f"{n} {b / 2**30:.3g}" for n, b in room.items())
-        + f": {sum(room.values()) / 2**30:.3g} GiB",
-        remedy='a tiered table: place={"NAME": {"file": FOLDER, "rows": N}}; fewer rows, another device',
+        numbers=f"{in_bytes(num_bytes)} {of_what}; "
+        + ", ".join(f"{n} {in_bytes(b)}" for n, b in room.items())
+        + f": {in_bytes(sum(room.values()))} in all",
+        remedy=f'a tiered table: place={{"{table}": {{"file": FOLDER, "rows": {cached or "N"}}}}}, so many '
+        f"rows or fewer in a device's host memory; {fewer}; another device",
     )
 
 

@@ -322,7 +322,8 @@ def check_room(table: Table, where: TablePlacement, fleet: Fleet) -> None:
     room = {n: d.memory_bytes.value for n, d in known.items() if d.memory_bytes}
     num_bytes = table.num_rows * table.dim * table.dtype.itemsize
     if len(room) == len({d.name for d in holders}) and num_bytes > sum(room.values()):
-        raise too_large(table.name, num_bytes, "of weights alone", room)
+        host = {} if where.residence == DEVICE else room
+        raise too_large(table.name, table.num_rows, num_bytes, "of weights alone", room, host)
 
 
 def _maker(residence: str, recipe: Recipe, site: Site, table: str) -> MakeRows:

@@ -119,7 +119,7 @@ def test_a_table_larger_than_all_memory_is_refused_before_the_first_step(tmp_pat
     with pytest.raises(NoPlanFitsError, match="the table emb is larger than all memory") as caught:
         launch(request(tmp_path, cards(24, 20, host_mib=8)))
     assert caught.value.numbers == (
-        "0.195 GiB with its optimiser's state; lab/gpu0 0.0176, lab/gpu1 0.0146: 0.0322 GiB"
+        "200 MiB with its optimiser's state; lab/gpu0 18 MiB, lab/gpu1 15 MiB: 33 MiB in all"
     )
     assert not (tmp_path / "metrics.jsonl").exists()
 

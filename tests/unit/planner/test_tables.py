@@ -80,8 +80,11 @@ def test_a_table_larger_than_all_memory_is_refused_with_the_sum() -> None:
     use = TableUse(name="emb", num_rows=GIB // 64, dim=64)
     with pytest.raises(NoPlanFitsError, match="the table emb is larger than all memory") as caught:
         placed(use, cpus(1, 1), 64)
-    assert caught.value.numbers == "4 GiB with its optimiser's state; lab/0 0.75, lab/1 0.75: 1.5 GiB"
-    assert "tiered" in caught.value.remedy
+    assert caught.value.numbers == (
+        "4 GiB with its optimiser's state; lab/0 768 MiB, lab/1 768 MiB: 1.5 GiB in all"
+    )
+    assert 'a tiered table: place={"emb": {"file": FOLDER, "rows": 3145728}}' in caught.value.remedy
+    assert "at most 6291456 rows instead of 16777216" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,7 @@ def test_the_largest_table_chooses_first_and_the_others_have_the_rest() -> None:
     assert sum(c.placement.held_bytes["lab/0"] for c in found) == 0.75 * GIB
     with pytest.raises(NoPlanFitsError) as caught:
         place_tables((small, large, replace(small, name="third")), fleet, sites, 64)
-    assert caught.value.numbers.endswith("large took 0.5 GiB before; small took 0.25 GiB before")
+    assert caught.value.numbers.endswith("large took 512 MiB before; small took 256 MiB before")
 
 
 def test_links_that_nobody_knows_are_assumed_and_said() -> None:
