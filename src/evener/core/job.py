@@ -1,10 +1,12 @@
 """What the user asks for: the few numbers a plan must respect."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from evener.core.exchange_seconds import PACKINGS
 from evener.core.fewer import Fewer
 from evener.core.figures import Value
+from evener.errors import UsageError
 
 Sums = Literal["auto", "ring", "grouped"]
 Shapes = Literal["data-parallel", "auto", "all"]
@@ -51,9 +53,7 @@ class Job(Value, frozen=True, kw_only=True):
         unknown = sorted(set(self.allow) - ALLOWABLE)
         if unknown:
             raise ValueError(f"allow names {', '.join(unknown)}, not {' or '.join(sorted(ALLOWABLE))}")
-        strange = sorted(set(self.compress) - set(PACKINGS))
-        if strange:
-            raise ValueError(f"compress names {', '.join(strange)}, not one of {', '.join(PACKINGS)}")
+        check_together(self.state, self.sums, self.compress, self.fewer)
         for field in ("max_step_s", "max_price_per_hour"):
             limit = getattr(self, field)
             if limit is not None and not 0 < limit < float("inf"):
@@ -70,3 +70,30 @@ class Job(Value, frozen=True, kw_only=True):
                     f"batch_per_device sums to {sum(given.values())}, not to the global batch "
                     f"{self.global_batch}"
                 )
+
+
+def check_together(state: State, sums: Sums, compress: Sequence[str], fewer: Sequence[Fewer]) -> None:
+    """UsageError for ways to exchange gradients that do not exist, are named twice or exclude each other.
+
+    Example: state "optimizer" and compress ("int8",): owners get whole gradients, so nothing is compressed.
+    """
+    ways = ", ".join(PACKINGS)
+    strange = sorted(set(compress) - set(PACKINGS))
+    if strange:
+        raise UsageError(f"--compress names {', '.join(strange)}, which is no way to compress", remedy=ways)
+    twice = sorted({name for name in compress if list(compress).count(name) > 1})
+    if twice:
+        raise UsageError(f"--compress names {', '.join(twice)} twice", remedy=f"each once, of {ways}")
+    held = f"--state {state}" if state != "replicated" else ""
+    ring = "--sums ring" if sums == "ring" else ""
+    packed = f"--compress {','.join(compress)}" if compress else ""
+    seldom = f"--fewer {','.join(map(str, fewer))}" if fewer else ""
+    apart = seldom if any(f.parts_hosts for f in fewer) else ""
+    for first, second, why in (
+        (held, seldom, "owners of state need the gradients of every step"),
+        (held, packed, "gradients go to the owners of state as they are, not over groups of a host"),
+        (ring, apart, "hosts that take steps by themselves are groups, and one ring has none"),
+        (ring, packed, "compressed is what groups of a host exchange, and one ring has none"),
+    ):
+        if first and second:
+            raise UsageError(f"{first} and {second} exclude each other: {why}", remedy="one of them")

@@ -104,7 +104,7 @@ def _best(fleet: Fleet, profile: Profile, job: Job, fewer: Fewer) -> Candidate |
 
 
 def _candidate(fleet: Fleet, profile: Profile, job: Job, fewer: Fewer) -> Candidate | None:
-    plain = replace(job, fewer=(), sums="auto" if fewer.how == "accumulate" else "grouped")
+    plain = replace(job, fewer=(), sums=job.sums if fewer.how == "accumulate" else "grouped")
     if fewer.how == "accumulate":
         return _larger(fleet, profile, plain, fewer)
     factor = _HIDDEN if fewer.how == "delayed" else 1 / (fewer.every or 1)

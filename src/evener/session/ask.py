@@ -136,7 +136,11 @@ def split_of(text: str | None, fleet: Fleet, option: str = "--batch-per-device")
             return {d.name: int(n) for d, (_, n) in zip(fleet.devices, pairs, strict=True)}
         return {fleet.device(str(name)).name: int(n) for name, n in pairs}
     except ValueError as e:
-        raise UsageError(f"{option} {text!r}: {e}", remedy="2,2,2,15 or lab1/a=2,lab1/b=15") from e
+        named = fleet.devices[0].name
+        raise UsageError(
+            f"cannot read {option} {text!r}: it has whole numbers, or a device and its number each",
+            remedy=f"{','.join('1' * len(fleet.devices))} in the order of the fleet, or {named}=1,...",
+        ) from e
 
 
 def request_for(

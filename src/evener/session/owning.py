@@ -48,6 +48,12 @@ def with_owners(plan: Plan, request: Request, fleet: Fleet, model: nn.Module) ->
     given = request.plan is not None and not plan.owners and held in HELD
     if names is None and not given:
         return plan
+    if plan.fewer:
+        raise UsageError(
+            f"--state {held} and the plan's {plan.fewer} exclude each other",
+            numbers="owners of state need the gradients of every step",
+            remedy="one of them",
+        )
     kept = cast(Held, held_by(plan) or (held if held in HELD else "optimizer"))
     parts = names or _by_memory(fleet, plan)
     if not any(parts.values()):

@@ -9,9 +9,10 @@ from typing import Literal
 from msgspec.structs import replace
 
 from evener.core.faults import FaultScript
+from evener.core.fewer import fewer_in
 from evener.core.figures import Value
 from evener.core.fleet import Device, Fleet, Link
-from evener.core.job import Shapes, State, Sums
+from evener.core.job import Shapes, State, Sums, check_together
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import FileError, UsageError
@@ -94,6 +95,12 @@ class Request(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_faults(self)
+        check_together(self.state, self.sums, self.compress, fewer_in(self.fewer))
+        negative = [f"{name}={part}" for name, part in (self.parts or {}).items() if part < 0]
+        if negative:
+            raise UsageError(
+                f"--parts has {', '.join(negative)}", remedy="numbers of 0 or more, not all 0: 5,3,2"
+            )
         if self.steps is not None and self.steps < 1:
             raise UsageError(f"{self.steps} steps train nothing", remedy="1 step or more")
         if self.epochs is not None and not 0 < self.epochs < float("inf"):

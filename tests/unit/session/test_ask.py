@@ -8,7 +8,7 @@ from evener.core.figures import Figure
 from evener.core.files import write
 from evener.core.fleet import Device, Fleet, Rehearsed
 from evener.errors import UsageError
-from evener.session.ask import fleet_of, with_cpus
+from evener.session.ask import fleet_of, split_of, with_cpus
 from tests.architecture.source import ROOT
 
 FLEETS = sorted((ROOT / "examples" / "fleets").rglob("*.json"))
@@ -68,3 +68,10 @@ def test_a_cpu_that_is_not_named_is_the_host_of_those_that_are(tmp_path: Path) -
     assert [d.name for d in offered.devices] == ["lab/gpu0", "lab/cpu"] and not offered.hosts
     with pytest.raises(UsageError, match="--with-cpu offers the CPU beside accelerators"):
         with_cpus(fleet_of(path, None, "lab/cpu", None))
+
+
+def test_what_is_no_number_is_told_with_what_parts_look_like() -> None:
+    fleet = Fleet(devices=(device("lab1/a"), device("lab1/b")))
+    with pytest.raises(UsageError, match="cannot read --parts '5,x': it has whole numbers") as told:
+        split_of("5,x", fleet, "--parts")
+    assert "1,1 in the order of the fleet, or lab1/a=1" in told.value.render()

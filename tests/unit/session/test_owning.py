@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from torch import nn
 
 import evener as ev
+from evener.core.fewer import Fewer
 from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import LeftOut, Pipeline, Plan, Share, Stage
@@ -137,3 +138,9 @@ def test_an_owner_that_the_plan_left_out_holds_state_and_takes_no_samples():
     assert [p.samples for p in found.pipelines] == [2, 0] and found.devices == ("lab/0", "lab/1")
     assert [x.device for x in found.left_out] == ["lab/2"]
     assert all(o.parts == {"lab/0": 1, "lab/1": 3} for o in found.owners)
+
+
+def test_a_plan_with_fewer_exchanges_gets_no_owners():
+    given = replace(plan(), fewer=Fewer(how="local", every=4))
+    with pytest.raises(UsageError, match="--state optimizer and the plan's local:4:1:0 exclude each other"):
+        with_owners(given, request(given, state="optimizer"), fleet(500, 300, 200), model())
