@@ -20,7 +20,7 @@ from evener.runtime.tables.idle import IdleSteps
 from evener.runtime.tables.rows import WEIGHT, Rows, add, put
 
 Meaning = Literal["touched", "dense"]
-_SEEN = "seen"  # the last step that a row has in it
+SEEN = "seen"  # the last step that a row has in it
 _AGES = (1, 64, 1024, 2**62)  # bounds of `seen`; rows that no step touched are in none: m = v = 0
 
 
@@ -45,7 +45,7 @@ class TableOptimizer(Protocol):
 
 def defers(optimizer: TableOptimizer, dim: int) -> bool:
     """Whether rows that a step leaves out move all the same, which is made up for when they are next read."""
-    return _SEEN in optimizer.widths(dim)
+    return SEEN in optimizer.widths(dim)
 
 
 def _check(optimizer: Any) -> None:
@@ -72,7 +72,7 @@ class TableSGD:
         _check(self)
 
     def widths(self, dim: int) -> dict[str, int]:
-        return {_SEEN: 1} if self._defers else {}
+        return {SEEN: 1} if self._defers else {}
 
     def move(self, rows: Rows, slots: torch.Tensor, gradient: torch.Tensor, rates: np.ndarray) -> None:
         weight, lr = rows.columns[WEIGHT], float(rates[-1])
@@ -80,7 +80,7 @@ class TableSGD:
             gradient = gradient.add(weight.index_select(0, slots), alpha=self.weight_decay)
         add(weight, slots, gradient.mul_(-lr))
         if self._defers:
-            rows.columns[_SEEN].index_fill_(0, slots, float(len(rates)))
+            rows.columns[SEEN].index_fill_(0, slots, float(len(rates)))
 
     def catch_up(self, rows: Rows, slots: torch.Tensor, rates: np.ndarray) -> None:
         late = _late(rows, slots, rates) if self._defers else None
@@ -90,7 +90,7 @@ class TableSGD:
         kept = IdleSteps(0.0, 0.0, self.weight_decay).kept(seen, rates)
         weight = rows.columns[WEIGHT]
         put(weight, slots, weight.index_select(0, slots) * _column(kept, weight))
-        rows.columns[_SEEN].index_fill_(0, slots, float(len(rates)))
+        rows.columns[SEEN].index_fill_(0, slots, float(len(rates)))
         rows.changed(slots)
 
     @property
@@ -156,7 +156,7 @@ class TableAdam:
 
     def widths(self, dim: int) -> dict[str, int]:
         state = {"mean": dim, "square": dim}
-        return state | {_SEEN: 1} if self.meaning == "dense" else state
+        return state | {SEEN: 1} if self.meaning == "dense" else state
 
     def move(self, rows: Rows, slots: torch.Tensor, gradient: torch.Tensor, rates: np.ndarray) -> None:
         columns, step, lr = rows.columns, len(rates), float(rates[-1])
@@ -166,7 +166,7 @@ class TableAdam:
         for name, value in ((WEIGHT, p), ("mean", m), ("square", v)):
             put(columns[name], slots, value)
         if self.meaning == "dense":
-            columns[_SEEN].index_fill_(0, slots, float(step))
+            columns[SEEN].index_fill_(0, slots, float(step))
 
     def _step(
         self, p: torch.Tensor, m: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None, step: int, lr: float
@@ -204,7 +204,7 @@ class TableAdam:
             self._leap(p, m, v, seen, rates, idle)
         for name, value in ((WEIGHT, p), ("mean", m), ("square", v)):
             put(columns[name], slots, value)
-        columns[_SEEN].index_fill_(0, slots, float(len(rates)))
+        columns[SEEN].index_fill_(0, slots, float(len(rates)))
         rows.changed(slots)
 
     def _loop(
@@ -258,7 +258,7 @@ class TableAdam:
 
 def _late(rows: Rows, slots: torch.Tensor, rates: np.ndarray) -> tuple[torch.Tensor, np.ndarray] | None:
     """Slots of the rows that missed steps, and the last step of each; None where there are none."""
-    seen = rows.columns[_SEEN].index_select(0, slots)[:, 0]
+    seen = rows.columns[SEEN].index_select(0, slots)[:, 0]
     late = (seen < len(rates)).nonzero()[:, 0]
     if not len(late):
         return None

@@ -12,12 +12,11 @@ from torch import Tensor
 from evener.errors import StateError, UsageError
 from evener.runtime.checkpoints.folder import Checkpoint
 from evener.runtime.checkpoints.rows import part_name
-from evener.runtime.tables.optimizers import TableAdagrad, TableAdam
+from evener.runtime.tables.optimizers import SEEN, TableAdagrad, TableAdam
 from evener.runtime.tables.rows import WEIGHT, MemoryRows
 from evener.runtime.tables.table import Table
 
 _AT_ONCE = 65_536  # rows that are brought up to date together
-_SEEN = "seen"
 _NAMES = {"mean": "exp_avg", "square": "exp_avg_sq", "sum": "sum"}
 
 
@@ -75,8 +74,8 @@ def import_table(table: Table, checkpoint: Checkpoint) -> None:
             came = _given(table, column, checkpoint.read_rows(whole, first, stop))
             rows.columns[column][first - part.start : stop - part.start].copy_(came)
     done = 0 if missing or not state else _steps(table, checkpoint)
-    if _SEEN in rows.columns:
-        rows.columns[_SEEN].fill_(float(done))
+    if SEEN in rows.columns:
+        rows.columns[SEEN].fill_(float(done))
     table.rates.restore(np.zeros(done))
 
 
@@ -97,7 +96,7 @@ def _whole(table: Table, column: str) -> str | None:
     """The name of the tensor that a column is rows of; None for what is not kept."""
     if column == WEIGHT:
         return f"model/{table.name}.weight"
-    if column == _SEEN:
+    if column == SEEN:
         return None
     row_wise = isinstance(table.optimizer, TableAdagrad) and table.optimizer.row_wise
     return f"optimizer/{table.name}.weight/{'row_sum' if row_wise else _NAMES[column]}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from evener.errors import StateError, UsageError
@@ -167,6 +168,20 @@ def test_state_of_another_optimiser(tmp_path: Path) -> None:
     object.__setattr__(partly, "manifest", type("M", (), {"wholes": half, "tensors": half})())
     with pytest.raises(StateError, match="has not all of the state of the table emb"):
         import_table(adam, partly)
+
+
+def test_moments_without_the_number_of_their_steps_are_refused(tmp_path: Path) -> None:
+    """They were taken as those of a first step, whose bias correction multiplies them."""
+    adam = table_of(0, ROWS, TableAdam())
+    train(adam, range(3))
+    checkpoint = saved(tmp_path, [adam])
+    (shard,) = checkpoint.manifest.shards
+    there = {n: t for n, t in shard.tensors.items() if not n.endswith("/step")}
+    manifest = replace(checkpoint.manifest, shards=(replace(shard, tensors=there),))
+    partly = Checkpoint(checkpoint.path)
+    object.__setattr__(partly, "manifest", manifest)
+    with pytest.raises(StateError, match="after how many steps the table emb is"):
+        import_table(table_of(0, ROWS, TableAdam()), partly)
 
 
 def test_a_table_in_a_file_is_refused(tmp_path: Path) -> None:
