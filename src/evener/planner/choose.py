@@ -16,6 +16,7 @@ from evener.planner.fewer import with_fewer
 from evener.planner.links import UNLINKED, check_links
 from evener.planner.result import PlanResult
 from evener.planner.sources import marked
+from evener.planner.unused import with_unused
 
 
 def plan(fleet: Fleet, profile: Profile, job: Job, *, shapes: Shapes = "data-parallel") -> PlanResult:
@@ -31,6 +32,7 @@ def plan(fleet: Fleet, profile: Profile, job: Job, *, shapes: Shapes = "data-par
     result = _found(fleet, profile, job, shapes)
     if job.fewer:
         result = with_fewer(fleet, profile, job, result)
+    result = with_unused(fleet, job, result)
     if UNLINKED not in job.allow:
         check_links(fleet, result.plan)
     return marked(fleet, profile, _with_loading(fleet, profile, result))

@@ -47,7 +47,8 @@ class Candidate:
 
 def with_fewer(fleet: Fleet, profile: Profile, job: Job, result: PlanResult) -> PlanResult:
     """`result`, or the plan with fewer exchanges that is predicted to save at least `LEAST_GAIN` of a global
-    batch's seconds; the sentence why, either way, is in the plan's `why`.
+    batch's seconds; the sentence why, either way, is in the plan's `why`, and where it is not used in the
+    reasons too.
 
     Example: 1 s a step on each of two hosts and 8 s an exchange: every step 9 s or one host alone 2 s,
     local:16 1.5 s.
@@ -71,7 +72,10 @@ def with_fewer(fleet: Fleet, profile: Profile, job: Job, result: PlanResult) -> 
     best = min(found, key=lambda c: c.batch_s, default=None)
     if best is None or best.batch_s > before * (1 - LEAST_GAIN):
         why = f"one exchange a step, {ms(before)}: {said}"
-        return replace(result, plan=replace(plan, why=_joined(plan.why, why)))
+        unused = f"--fewer {','.join(map(str, job.fewer))} is not used: {why}"
+        return replace(
+            result, plan=replace(plan, why=_joined(plan.why, unused)), reasons=(*result.reasons, unused)
+        )
     why = f"{best.fewer} saves {1 - best.batch_s / before:.0%} of {ms(before)} for every global batch: {said}"
     chosen = replace(
         best.plan,

@@ -48,3 +48,10 @@ def test_compression_has_to_be_allowed_and_is_named() -> None:
 @pytest.mark.parametrize(("sums", "lanes"), [("ring", False), ("grouped", True)])
 def test_the_user_may_say_how(sums: str, lanes: bool) -> None:
     assert any(r.part is not None for r in planned(12.5e6, sums=sums).reductions) is lanes
+
+
+@pytest.mark.parametrize(("rate", "words"), [(1e6, "the plan's devices are all on "), (4e9, "ring")])
+def test_compression_that_is_not_used_is_told_with_the_reason(rate: float, words: str) -> None:
+    found = plan(fleet(rate), PROFILE, Job(global_batch=64, compress=("bf16",)))
+    (said,) = [r for r in found.reasons if r.startswith("--compress bf16 is not used: ")]
+    assert words in said and said in found.plan.why
