@@ -34,7 +34,7 @@ def plan_text(plan: Plan) -> str:
 def _prediction(plan: Plan) -> list[str]:
     told = plan.prediction
     if told is None:
-        return ["no prediction: this plan was made by hand"]
+        return ["no prediction: what runs was given by hand, in whole or in part, and not priced"]
     return [
         f"predicted step: {duration(told.step_s)} ({told.source}; between {duration(told.lower_s)} and "
         f"{duration(told.upper_s)}), {plan.global_batch / told.step_s:.4g} samples/s"

@@ -31,12 +31,16 @@ from evener.session.members.door import TOKEN_FILE, Door, Welcome, new_token
 from evener.session.members.joiner import meeting_at
 from evener.session.members.pulse import GONE, pulse_key
 from evener.session.members.wishes import leave_on_sigterm
-from evener.session.request import Request, at_start, claimed, folder_at, may_hold_parts
+from evener.session.request import Request, at_start, claimed, folder_at, may_change_devices
 
 T = TypeVar("T")
 LOOK_S = 5.0
 MOST_NAMED = 16
 GRACE_S = 3.0  # for the others to tell why, after one process has ended in failure
+_ENDED_BY = {
+    -signal.SIGKILL: "SIGKILL often means the host ran out of memory: a smaller --micro-batch; ",
+    -signal.SIGTERM: "SIGTERM comes from a person or from what manages the host; ",
+}
 # torch loads its compiler at the first step of an optimiser: once in the server, not once a process.
 PRELOADED = ["evener.session.worker", "torch._dynamo"]
 
@@ -70,7 +74,7 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
     context.set_forkserver_preload(PRELOADED)
     lifeline, parent_end = context.Pipe(duplex=False)
     processes = []
-    elastic = request.elastic and not may_hold_parts(request)
+    elastic = may_change_devices(request)
     door = _open_door(request, host, open_port, port) if elastic and grounds.takes_others else None
     try:
         for number, device in enumerate([*request.fleet.devices, *(x.device for x in request.later)]):
@@ -93,7 +97,8 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
         if not request.quiet:
             tell(f"process ids: {some([f'{p.name} {p.pid}' for p in processes], MOST_NAMED)}")
         lookout = Lookout(Path(request.run_dir) / "metrics.jsonl")
-        _watch(processes, store, lookout, elastic=elastic and len(processes) > 1)
+        again = _again(request)
+        _watch(processes, store, lookout, elastic=elastic and len(processes) > 1, again=again)
         store.wait([OUTCOME], timedelta(seconds=GRACE_S))
         return decode(store.get(OUTCOME), kind, "the run's outcome")
     finally:
@@ -126,7 +131,7 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
             )
             return
         meeting = open_meeting()
-        if request.elastic and not may_hold_parts(request):
+        if may_change_devices(request):
             leave_on_sigterm(meeting, request.fleet.devices[number].name)
         if request.predict:
             predict_to_file(request, meeting)
@@ -145,7 +150,7 @@ def _end_with_parent(lifeline: Connection) -> None:
         os._exit(2)
 
 
-def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: bool) -> None:
+def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: bool, again: str) -> None:
     """Return when all ended well; raise as soon as the first failure is known; say when nothing moves.
 
     With `elastic`, a process that was ended from outside is told to the others, who go on without it.
@@ -159,7 +164,7 @@ def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: boo
             if process.exitcode:
                 if elastic and not store.check([FINISHED]):
                     store.set(pulse_key(process.name), GONE)
-                lost = _why(process, store, patient=not elastic)
+                lost = _why(process, store, patient=not elastic, again=again)
                 killed = lost if process.exitcode < 0 else killed
                 if not (elastic and isinstance(lost, PeerLostError) and (running or store.check([OUTCOME]))):
                     raise (killed or lost) if isinstance(lost, PeerLostError) else lost
@@ -168,8 +173,15 @@ def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: boo
             tell(sentence)
 
 
-def _why(process, store: dist.Store, *, patient: bool) -> EvenerError:
-    """The failure told first; a process that said nothing was ended from outside."""
+def _again(request: Request) -> str:
+    """How to go on after this job has ended."""
+    if request.checkpoint:
+        return "--resume latest goes on from the newest checkpoint"
+    return "start again; with --checkpoint-every, --resume latest would go on from the newest checkpoint"
+
+
+def _why(process, store: dist.Store, *, patient: bool, again: str) -> EvenerError:
+    """The failure told first; a process that said nothing was ended from outside. `again` is how to go on."""
     code = process.exitcode
     killed = code < 0
     end = time.monotonic() + (0.2 if killed or not patient else GRACE_S)
@@ -182,7 +194,7 @@ def _why(process, store: dist.Store, *, patient: bool) -> EvenerError:
     return PeerLostError(
         f"the process of {process.name} {how} and said nothing",
         numbers=f"process id {process.pid}",
-        remedy="SIGKILL often means the host ran out of memory: a smaller --micro-batch, or start again",
+        remedy=f"{_ENDED_BY.get(code, '')}{again}",
     )
 
 

@@ -14,9 +14,10 @@ from torch import nn
 
 from evener.core.fleet import Fleet
 from evener.core.layers import find_layers
-from evener.core.ownership import check_owners, held_by
+from evener.core.ownership import WORDS, check_owners, held_by
 from evener.core.plan import HELD, Held, Ownership, Pipeline, Plan, Share, Stage
 from evener.core.seams import Post, Wire
+from evener.cost.exchange import compressed_parts
 from evener.errors import PlanMismatchError, UsageError
 from evener.rehearsal.pacer import Pacer
 from evener.rehearsal.post import PacedPost
@@ -60,7 +61,16 @@ def with_owners(plan: Plan, request: Request, fleet: Fleet, model: nn.Module) ->
         raise UsageError("the parts of --parts are all 0", remedy="at least one device that holds something")
     plan = _with_holders(plan, [d for d, part in parts.items() if part])
     owners = tuple(Ownership(layer=n, parts=parts, held=kept) for n in _layers_with_parameters(model))
-    found = msgspec.structs.replace(plan, owners=owners, schedule=ORDER, reductions=(), prediction=None)
+    packed = compressed_parts(plan.reductions)
+    found = msgspec.structs.replace(
+        plan,
+        owners=owners,
+        schedule=ORDER,
+        reductions=(),
+        prediction=None,
+        inexact=tuple(sentence for sentence in plan.inexact if sentence not in packed),
+        why=_reason(plan, kept, parts, "as given" if names else "by the memory of each device"),
+    )
     check_owners(found, [layer.name for layer in find_layers(model)])
     return found
 
@@ -135,6 +145,16 @@ def told(owned: Owned) -> tuple[str, ...]:
         kind = type(owned.optimizer).__name__
         found.append(f"{kind} needs whole parameters: {len(owned.uncut)} of them are owned uncut")
     return tuple(found)
+
+
+def _reason(plan: Plan, kept: Held, parts: Mapping[str, int], how: str) -> str:
+    """Why the plan is as it runs. Example: "the optimiser's state in parts 5:3 as given (a/0, a/1); ..."."""
+    taken = plan.samples_by_device()
+    samples = ":".join(str(taken.get(name, 0)) for name in parts)
+    return (
+        f"{WORDS[kept]} in parts {':'.join(map(str, parts.values()))} {how}, samples {samples} as planned "
+        f"without them ({', '.join(parts)}); not priced, so nothing is predicted"
+    )
 
 
 def _layers_with_parameters(model: nn.Module) -> list[str]:

@@ -77,7 +77,7 @@ def test_without_prediction_and_evaluation_the_report_says_so():
     assert "this plan carries no prediction" in text
     assert "held-out" not in text
     assert "Left out" not in text
-    assert "made by hand" in plan_text(plan)
+    assert "no prediction: what runs was given by hand" in plan_text(plan)
 
 
 def test_a_run_slower_than_its_best_device_says_so():

@@ -144,3 +144,12 @@ def test_a_plan_with_fewer_exchanges_gets_no_owners():
     given = replace(plan(), fewer=Fewer(how="local", every=4))
     with pytest.raises(UsageError, match="--state optimizer and the plan's local:4:1:0 exclude each other"):
         with_owners(given, request(given, state="optimizer"), fleet(500, 300, 200), model())
+
+
+def test_the_sentences_of_a_plan_are_of_the_parts_that_run():
+    planned = replace(plan(), why="the optimiser's state in parts 9:9:9 by memory", inexact=("seeds differ",))
+    asked = request(None, state="optimizer", parts={"lab/0": 5, "lab/1": 3, "lab/2": 0})
+    found = with_owners(planned, asked, asked.fleet, model())
+    assert "9:9:9" not in found.why and found.inexact == ("seeds differ",)
+    assert found.why.startswith("the optimiser's state in parts 5:3:0 as given, samples 2:2:2 as planned")
+    assert "nothing is predicted" in found.why and found.prediction is None
