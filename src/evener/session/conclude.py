@@ -71,6 +71,7 @@ class Journal:
         self._metrics: MetricsWriter | None = None
         self._live: LiveView | None = None
         self._told = 0
+        self._at_start: int | None = None  # sentences that a person read when the run began
         self.since = 0  # the report is of the steps from here on: those under the last plan
         self.peak_bytes: dict[str, Figure] = {}
         self.lookups: dict[str, dict[str, TableRecord]] = {}  # by device and table
@@ -133,6 +134,7 @@ class Journal:
             with (self.folder / "decisions.jsonl").open("ab") as f:
                 f.write(b"".join(msgspec.json.encode(s) + b"\n" for s in decisions[self._told :]))
         if self._live:
+            self._at_start = len(decisions) if self._at_start is None else self._at_start
             for sentence in decisions[self._told :]:
                 self._live.say(sentence)
         self._told = len(decisions)
@@ -199,7 +201,7 @@ class Journal:
         return msgspec.structs.replace(report, loss_first=losses[0] if losses else None, notes=notes)
 
     def _text(self, outcome: Outcome) -> str:
-        lines = [*outcome.decisions]
+        lines = [*outcome.decisions[self._at_start or 0 :]]
         if outcome.report:
             lines.append(report_text(outcome.report, outcome.plan))
         else:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import nn
 
+from evener.core.tracebacks import tells_of_full_memory
 from evener.errors import DataError, EvenerError, FileError, ModelError, UsageError
 from evener.runtime.dropout import KeyedDropout, replace_dropout
 from evener.runtime.problem import Inputs, Problem, default_inputs, loss_on_cpu
@@ -17,6 +18,10 @@ from evener.runtime.tables.optimizers import TableOptimizer
 
 LOSS_PLACE = "(loss)"
 ALL_TABLES = "*"
+_TOO_LARGE = (
+    'a table that memory cannot hold is built with device="meta", see "A table larger than any memory" in '
+    "docs/guide.md; else a smaller model"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +223,8 @@ def load_recipe(script: str | Path, seed: int) -> Recipe:
         raise
     except Exception as e:
         line = _line_in(path, e)
-        raise ModelError(f"{path}{line} raised {type(e).__name__}: {e}", remedy="run the script alone") from e
+        remedy = _TOO_LARGE if tells_of_full_memory(e) else "run the script alone"
+        raise ModelError(f"{path}{line} raised {type(e).__name__}: {e}", remedy=remedy) from e
     if not isinstance(made, Recipe):
         raise UsageError(f"recipe() of {path} returned a {type(made).__name__}", remedy="return ev.Recipe(…)")
     return made

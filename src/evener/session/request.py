@@ -16,6 +16,7 @@ from evener.core.job import Shapes, State, Sums, check_together
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import FileError, UsageError
+from evener.planner.tables import CPU, DENSE, DEVICE
 from evener.session.save_rule import Rule
 
 
@@ -112,6 +113,19 @@ class Request(Value, frozen=True, kw_only=True):
 def may_hold_parts(request: Request) -> bool:
     """Whether state may be held in parts in this run: nobody else has the part of a lost device then."""
     return request.state != "replicated" or bool(request.plan and request.plan.owners)
+
+
+def may_change_devices(request: Request) -> bool:
+    """Whether devices may leave and join, so far as that is known before the recipe is read.
+
+    Not where only one device has a part of the state, rows of a table or a group's weights.
+    """
+    plan = request.plan
+    fewer = ((plan.fewer,) if plan.fewer else ()) if plan else fewer_in(request.fewer)
+    placed = any(where in (CPU, DEVICE) for table, where in request.place.items() if table != "*")
+    placed = placed or any(t.residence != DENSE for t in (plan.tables if plan else ()))
+    apart = any(f.parts_hosts for f in fewer)
+    return request.elastic and not (may_hold_parts(request) or placed or apart)
 
 
 def check_faults(request: Request) -> None:

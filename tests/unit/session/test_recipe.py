@@ -1,13 +1,14 @@
 """What a recipe refuses before anything runs."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from evener.errors import UsageError
-from evener.session.recipe import Recipe
+from evener.errors import ModelError, UsageError
+from evener.session.recipe import Recipe, load_recipe
 
 
 def made(**options: Any) -> Recipe:
@@ -42,3 +43,13 @@ def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(
 def test_places_are_by_table_or_a_word_for_all(place: Any) -> None:
     with pytest.raises(UsageError, match=f"place is a {type(place).__name__}"):
         made(place=place)
+
+
+def test_a_table_that_no_memory_holds_is_to_be_built_on_the_meta_device(tmp_path: Path) -> None:
+    script = tmp_path / "huge.py"
+    script.write_text(
+        "from torch import nn\n\ndef recipe():\n    nn.Embedding(10**12, 16)\n", encoding="utf-8"
+    )
+    with pytest.raises(ModelError, match=r"huge\.py:4 raised RuntimeError") as refused:
+        load_recipe(str(script), 0)
+    assert 'device="meta", see "A table larger than any memory"' in refused.value.remedy

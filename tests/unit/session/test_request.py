@@ -1,15 +1,18 @@
 """What a request cannot ask for, and where its files can go."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from evener.core.fewer import Fewer
 from evener.core.files import write
 from evener.core.fleet import Device, Fleet
+from evener.core.plan import Pipeline, Plan, Share, Stage, TablePlacement
 from evener.errors import FileError, UsageError
 from evener.session.ask import request_for
 from evener.session.decide import samples_to_train
-from evener.session.request import Request, new_run_dir
+from evener.session.request import Request, may_change_devices, new_run_dir
 
 ONE = Fleet(devices=(Device(name="lab/a", kind="cpu"),))
 
@@ -59,3 +62,28 @@ def test_a_run_folder_that_is_there_is_used(tmp_path: Path) -> None:
     script.write_text("def recipe(): ...")
     assert asked(script, tmp_path, tmp_path / "fleet.json").run_dir == str(tmp_path)
     assert new_run_dir("job", "now", root=str(tmp_path)) != new_run_dir("job", "now", root=str(tmp_path))
+
+
+def planned(**more: Any) -> Plan:
+    stage = Stage(layers=("0",), shares=(Share(devices=("lab/a",), samples=2),))
+    return Plan(global_batch=2, pipelines=(Pipeline(samples=2, micro_batch=2, stages=(stage,)),), **more)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "may"),
+    [
+        ({}, True),
+        ({"elastic": False}, False),
+        ({"state": "optimizer"}, False),
+        ({"place": {"emb": "cpu"}}, False),
+        ({"place": {"emb": "dense", "*": "auto"}}, True),
+        ({"fewer": ("delayed",)}, False),
+        ({"fewer": ("accumulate:4",)}, True),
+        ({"plan": planned()}, True),
+        ({"plan": planned(fewer=Fewer(how="local", every=4))}, False),
+        ({"plan": planned(tables=(TablePlacement(table="emb", rows={"lab/a": 5}),))}, False),
+        ({"plan": planned(tables=(TablePlacement(table="emb", rows={}, residence="dense"),))}, True),
+    ],
+)
+def test_what_nobody_else_has_keeps_devices_from_changing(wishes: dict[str, Any], may: bool) -> None:
+    assert may_change_devices(Request(fleet=ONE, run_dir="runs", **wishes)) is may
