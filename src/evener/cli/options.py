@@ -51,7 +51,7 @@ StateWanted = Annotated[
     typer.Option(
         "--state",
         help="What devices keep in unequal parts by memory: only the optimizer's state, gradients too, "
-        "parameters too; auto: the least that fits, where memory is short; replicated: nothing.",
+        "parameters too; auto: the fastest that fits, where memory is short; replicated: nothing.",
     ),
 ]
 Parts = Annotated[

@@ -12,7 +12,7 @@ Sums = Literal["auto", "ring", "grouped"]
 Shapes = Literal["data-parallel", "auto", "all"]
 """Which plans are searched; "auto": pipelines only where no device holds the model."""
 State = Literal["auto", "replicated", "optimizer", "gradients", "parameters"]
-"""What devices may keep in unequal parts; "auto": the least that fits, where memory limits a plan."""
+"""What devices may keep in unequal parts; "auto": the fastest that fits, where memory limits a plan."""
 ALLOWABLE = {"tensor-parallel", "unlinked"}
 
 
@@ -27,7 +27,7 @@ class Job(Value, frozen=True, kw_only=True):
     `compress` names what may be used between hosts where that is predicted faster ("int8"); see
     `core/exchange_seconds.py`. `fewer` are the ways in which hosts may exchange less often than once a step,
     where the model predicts a gain; see `core/fewer.py`. `state` is what may be kept in parts, see
-    `Ownership`: "auto" the least that fits, where memory is short, "replicated" nothing.
+    `Ownership`: "auto" the fastest that fits, where memory is short, "replicated" nothing.
     """
 
     global_batch: int

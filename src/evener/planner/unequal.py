@@ -1,4 +1,4 @@
-"""Whether state is kept in unequal parts: the least that fits, against plans that keep it whole."""
+"""Whether state is kept in unequal parts: the fastest that fits, against plans that keep it whole."""
 
 from msgspec.structs import replace
 
@@ -30,7 +30,7 @@ def plan_unequal(fleet: Fleet, profile: Profile, job: Job) -> PlanResult | None:
     """The best data-parallel plan that keeps state in parts; None where none fits or `job` wants none.
 
     With "auto", only where some device's memory limits a plan that keeps all state everywhere, and then the
-    least that fits: more is kept in parts only where a step is `LEAST_GAIN` shorter. Errors of the tables
+    fastest that fits: more is kept in parts only where a step is `LEAST_GAIN` shorter. Errors of the tables
     (far outside) pass through.
     """
     groups, refused = _groups(fleet, profile, job)
