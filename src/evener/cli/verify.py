@@ -72,15 +72,21 @@ def verify(
     if found is None:
         return
     shares = ", ".join(f"{name} {n}" for name, n in found.plan.samples_by_device().items())
+    single, double = conditions_of(found)
     print(f"samples a step:           {shares}")
-    print(f"first gradient, float32:  {found.gradient_error:.2e}   (bound {found.gradient_bound:.0e})")
-    print(f"first gradient, float64:  {found.gradient_error_float64:.2e}   (bound 1e-12)")
+    print(
+        f"first gradient, float32:  {found.gradient_error:.2e}   (bound {found.gradient_bound:.0e}{single})"
+    )
+    print(f"first gradient, float64:  {found.gradient_error_float64:.2e}   (bound 1e-12{double})")
     print(
         f"parameters after {counted(found.steps, 'step')}, float64: "
-        f"{found.parameter_error_float64:.2e}   (bound 1e-10)"
+        f"{found.parameter_error_float64:.2e}   (bound 1e-10{double})"
     )
     if found.deviation is not None:
-        print(f"ends {found.deviation:.2e} of the way away from one sum a step, by {found.fewer}")
+        print(
+            f"away from one sum a step: {found.deviation:.2e}   (float64; ‖p - q‖ / ‖q - start‖, p the "
+            f"parameters at the end by {found.fewer}, q those of a plain loop with one sum a step)"
+        )
     for note in found.notes:
         print(f"note: {note}")
     print(f"exact: {verdict_of(found)}")
@@ -91,6 +97,20 @@ def verify(
         print_json(msgspec.to_builtins(found))
     if not found.exact:
         raise typer.Exit(NotExactError.exit_code)
+
+
+def conditions_of(found: "Exactness") -> tuple[str, str]:
+    """What the lines of float32 and those of float64 were computed with, where the plan is not exact.
+
+    Example: int8 between hosts: ("; with int8 between hosts", "; without int8").
+    """
+    same = f"; against a plain loop that does {found.fewer} too" if found.fewer else ""
+    packed = ", ".join(found.compressed)
+    lower = ", ".join(found.lower_precision)
+    used = f"; with {packed} between hosts" if packed else ""
+    used += f"; with {lower}" if lower else ""
+    left = ", ".join(filter(None, (packed, lower)))
+    return used + same, (f"; without {left}" if left else "") + same
 
 
 def verdict_of(found: "Exactness") -> str:

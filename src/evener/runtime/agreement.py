@@ -6,9 +6,9 @@ from typing import Literal
 from evener.runtime.tally import ABANDONED, HEALTHY, NON_FINITE, OUT_OF_MEMORY
 
 _WORDS = {
-    NON_FINITE: "has a loss that is NaN or infinite",
-    OUT_OF_MEMORY: "ran out of memory",
-    ABANDONED: "did not finish its backward pass",
+    NON_FINITE: ("has a loss that is NaN or infinite", "have losses that are NaN or infinite"),
+    OUT_OF_MEMORY: ("ran out of memory",) * 2,
+    ABANDONED: ("did not finish its backward pass", "did not finish their backward passes"),
 }
 
 
@@ -40,7 +40,8 @@ def judge(
     for code, do in ((OUT_OF_MEMORY, "shrink"), (ABANDONED, "skip"), (NON_FINITE, on_non_finite)):
         if code in by_code:
             names = by_code[code]
-            return Verdict(do, f"{', '.join(names)} {_WORDS[code]}", names)  # type: ignore[arg-type]
+            words = _WORDS[code][len(names) > 1]
+            return Verdict(do, f"{', '.join(names)} {words}", names)  # type: ignore[arg-type]
     assert set(by_code) == {HEALTHY}, by_code
     if weight == 0:
         return Verdict("skip", "nothing in the global batch counts: its weight is 0")

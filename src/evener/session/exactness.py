@@ -19,7 +19,7 @@ from evener.errors import NonFiniteError
 from evener.report.metrics import read_metrics
 from evener.runtime.compression.codec import codec_of
 from evener.runtime.dropout import dropout_keys, keyed_layers
-from evener.session.decide import DROPOUT, inexact_parts, samples_to_train
+from evener.session.decide import DROPOUT, fewer_of, inexact_parts, samples_to_train
 from evener.session.fewer_reference import PlainHost, run_hosts
 from evener.session.keep import (
     GRADIENT_FILE,
@@ -128,6 +128,7 @@ def verify(request: Request) -> Exactness | None:
         own = {n: t.detach().cpu() for n, t in ends.items()}
         errors[dtype] = gradient, _distance({n: tensors[n] for n in own}, own)
     assert plan is not None
+    notes += untested(request, load_recipe(request.script, request.seed), plan)
     as_planned = (
         errors["float32"][0] <= bound
         and errors["float64"][0] <= FLOAT64_BOUND
@@ -148,6 +149,24 @@ def verify(request: Request) -> Exactness | None:
         deviation=deviation,
         notes=notes,
     )
+
+
+def untested(request: Request, recipe: Recipe, plan: Plan) -> tuple[str, ...]:
+    """Sentences on what was allowed or offered, has no part in the plan and so was not compared.
+
+    Example: --fewer local:4 where one host alone is fastest: neither the way nor the other host is tested.
+    """
+    idle = [d.name for d in request.fleet.devices if d.name not in plan.devices]
+    packed = any(r.compression for r in plan.reductions)
+    found = [f"{', '.join(idle)} took no part in these steps: not tested"] if idle else []
+    for option, words, used in (
+        ("--fewer", tuple(map(str, fewer_of(request, recipe))), bool(plan.fewer)),
+        ("--compress", request.compress or tuple(recipe.compress), packed),
+    ):
+        if words and not used:
+            _, told, why = plan.why.partition(f"{option} {','.join(words)} is not used: ")
+            found.append(f"{option} {','.join(words)} was not used, so it was not tested{told and ': '}{why}")
+    return tuple(found)
 
 
 def _has_accelerators(request: Request) -> bool:

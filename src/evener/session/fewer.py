@@ -19,7 +19,7 @@ from evener.core.records import StepRecord
 from evener.core.routes import Routes
 from evener.core.words import counted
 from evener.cost.fewer import bytes_between
-from evener.errors import PlanMismatchError, UsageError
+from evener.errors import NonFiniteError, PlanMismatchError, UsageError
 from evener.runtime.agreement import judge
 from evener.runtime.executor import Executor, StepResult
 from evener.runtime.holding import Circle
@@ -139,7 +139,10 @@ class Meetings:
             assert self.late.arrived is not None
             records, said = self._tell(self.late.arrived.view(1, -1))
         elif self.local is not None and self._results:
+            whole = not self.exchanges and self.local.steps == self.steps  # nothing before a resumption
+            short = shorter_than_a_round(self.steps, self.apart.fewer) if whole else ""
             records, said = self._meet()
+            said = [short, *said] if short else said
         if self._told:
             result, totals = self._told.pop()
             seconds = self._executor.gather_seconds(result.number + 1)
@@ -160,11 +163,15 @@ class Meetings:
         assert self.local is not None
         numbers = torch.tensor([r.totals.values for r in self._results], dtype=torch.float64)
         flat, start = numbers.flatten(), self._executor.driver.now()
-        said = self.local.meet(flat)
+        last = self._results[-1]
+        try:
+            said = self.local.meet(flat)
+        except NonFiniteError as e:
+            where = f"step {last.number}, the last of a round, {e.numbers}"
+            raise NonFiniteError(e.what, numbers=where, remedy=e.remedy) from e
         self.exchanges += 1
         spent = self._executor.driver.now() - start
         self._executor.add_seconds("reduce", spent)
-        last = self._results[-1]
         self._results[-1] = replace(last, step_s=last.step_s + spent)
         records, more = self._tell(flat.view_as(numbers))
         return records, [f"after step {last.number}: {s}" for s in said] + more
@@ -184,6 +191,20 @@ class Meetings:
             result, totals = self._told.pop(0)
             records.append(record_of(replace(result, totals=totals), self._told[0][1].seconds_before))
         return records, said
+
+
+def shorter_than_a_round(steps: int, fewer: Fewer) -> str:
+    """A sentence where so many steps, all of a run, are fewer than one round has; else "".
+
+    Example: 3 steps of local:16 meet once, at the end.
+    """
+    every = fewer.every or 1
+    if steps >= every:
+        return ""
+    return (
+        f"the run's {counted(steps, 'step')} are fewer than the {every} of one round of {fewer}: hosts "
+        "exchange once, at its end"
+    )
 
 
 def record_of(result: StepResult, seconds: dict[str, dict[str, float]]) -> StepRecord:

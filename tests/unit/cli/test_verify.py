@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from evener.cli.main import main
+from evener.cli.verify import conditions_of
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.session import exactness
 from evener.session.decide import DROPOUT
 from evener.session.exactness import DROPOUT_OFF, Exactness
+from evener.session.recipe import load_recipe
 from evener.session.request import Request
 
 STAGE = Stage(layers=("0",), shares=(Share(devices=("lab/a",), samples=4),))
@@ -71,3 +74,32 @@ def test_dropout_that_was_switched_off_is_told(tmp_path: Path, rate: float, off:
     request = Request(fleet=fleet, run_dir=str(tmp_path), script=str(script))
     _, _, notes = exactness._reference(request, PLAN, 1)
     assert notes == ((DROPOUT, DROPOUT_OFF) if off else ())
+
+
+def test_what_was_not_used_is_said_to_be_untested(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import torch, evener as ev\n"
+        "from torch import nn\n"
+        "def recipe():\n"
+        "    return ev.Recipe(model=nn.Linear(2, 2), dataset=[(torch.ones(2), torch.ones(2))] * 4,\n"
+        "                     loss=nn.MSELoss(), optimizer=torch.optim.AdamW, global_batch=4,\n"
+        "                     compress=('bf16',))\n"
+    )
+    fleet = Fleet(devices=(Device(name="lab/a", kind="cpu"), Device(name="lab2/b", kind="cpu")))
+    request = Request(fleet=fleet, run_dir=str(tmp_path), script=str(script), fewer=("local:4",))
+    why = "limit: links; --fewer local:4:1:0 is not used: one exchange a step, 2 ms"
+    said = exactness.untested(request, load_recipe(request.script, 0), replace(PLAN, why=why))
+    assert said == (
+        "lab2/b took no part in these steps: not tested",
+        "--fewer local:4:1:0 was not used, so it was not tested: one exchange a step, 2 ms",
+        "--compress bf16 was not used, so it was not tested",
+    )
+
+
+def test_each_line_says_what_it_was_computed_with() -> None:
+    found = replace(result(1e-3, 1e-15, 1e-14), compressed=("int8",), fewer="local:4:1:0", exact=False)
+    single, double = conditions_of(found)
+    assert "with int8 between hosts" in single and "without int8" in double
+    assert all("against a plain loop that does local:4:1:0 too" in words for words in (single, double))
+    assert conditions_of(result(1e-8, 1e-15, 1e-14)) == ("", "")

@@ -16,6 +16,8 @@ def test_nan_does_what_the_user_chose(choice):
     verdict = judge({"a/0": HEALTHY, "a/1": NON_FINITE}, on_non_finite=choice)
     assert (verdict.do, verdict.devices) == (choice, ("a/1",))
     assert verdict.reason == "a/1 has a loss that is NaN or infinite"
+    both = judge({"a/0": NON_FINITE, "a/1": NON_FINITE}, on_non_finite=choice)
+    assert both.reason == "a/0, a/1 have losses that are NaN or infinite"
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class LocalSteps:
         if sentences and self._on_non_finite == "stop":
             raise NonFiniteError(
                 "; ".join(sentences),
-                numbers=f"after local steps, weight of the round {whole:g}",
+                numbers=f"weight of the round {whole:g}",
                 remedy='a lower learning rate or max_norm; on_non_finite="skip" leaves such work out',
             )
         if whole and self._change.is_finite:
