@@ -6,7 +6,7 @@ from typing import TypeVar
 from evener.core.words import counted
 from evener.errors import EvenerError
 from evener.report.page.cells import short
-from evener.report.page.curves import curves
+from evener.report.page.curves import LIVE_POINTS, MOST_POINTS, curves
 from evener.report.page.document import Document, Timeline
 from evener.report.page.files import RunFiles
 from evener.report.page.losses import beside, lost, report_of
@@ -45,7 +45,7 @@ def document(
         timeline=tried("the timeline", lambda: timeline_of(run), notes),
         lost=tried("the lost time", lambda: lost(report) if report else None, notes),
         beside=tried("the comparison", lambda: beside(report, plan) if report else None, notes),
-        curves=curves(run),
+        curves=curves(run, LIVE_POINTS if live and not run.ending else MOST_POINTS),
         said=decisions(run, report),
         cost=priced,
         cost_note=short(cost_note),

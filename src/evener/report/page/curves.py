@@ -7,17 +7,18 @@ from evener.report.page.document import Curves
 from evener.report.page.files import RunFiles
 
 MOST_POINTS = 4000
+LIVE_POINTS = 800  # they are sent anew with every look: 30 kB instead of 150
 
 
-def curves(run: RunFiles) -> Curves:
-    """The run's curves, with held-out losses and reference numbers as lines."""
+def curves(run: RunFiles, most: int = MOST_POINTS) -> Curves:
+    """The run's curves in at most `most` points, with held-out losses and reference numbers as lines."""
     lines: list[tuple[str, float]] = []
     if run.ending:
         if run.ending.heldout_loss is not None:
             lines.append(("held-out, after", run.ending.heldout_loss))
         lines += (run.ending.figures or {}).items()
     told = run.plan.prediction
-    step, loss, step_s, every = thinned(run.records)
+    step, loss, step_s, every = thinned(run.records, most)
     return Curves(
         step=step,
         loss=loss,
