@@ -17,8 +17,8 @@ from evener.serving.follow import Follower
 LOOK_S = 1.0
 """No look without an onlooker, and no more than one in this time; a look takes 5 to 10 ms."""
 LEAST_PAUSE = 400
-"""A look is followed by a pause of so many times its length, so that looking takes a quarter of a per cent of a core.
-The shorter of the last two counts: one that draws a new timeline stands alone."""
+"""A look is followed by a pause of so many times its length: looking takes a quarter of a per cent of a core.
+The shorter of the last two counts, as one that draws a new timeline stands alone."""
 QUIET_S = 15.0
 """After so long without a change something is sent all the same, so that a line that broke is noticed."""
 MOST_ONLOOKERS = 16
