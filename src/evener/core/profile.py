@@ -75,7 +75,9 @@ class StepTiming(Value, frozen=True, kw_only=True):
     """Seconds and peak bytes of the whole model on one kind at one micro-batch size.
 
     `forward_s` and `backward_s` are per micro-batch, loss included; `input_s` is the time to get one
-    micro-batch ready that is not hidden behind the one before; `update_s` is once a step.
+    micro-batch ready that is not hidden behind the one before; `update_s` is once a step, and so is what the
+    host reads of the device beside them, `step_overhead_s`. `rows_s` is how long a step waits, after its last
+    backward, for gradients of tables' rows on their way to host memory.
     """
 
     kind: str
@@ -86,6 +88,7 @@ class StepTiming(Value, frozen=True, kw_only=True):
     update_s: Figure | None = None
     input_s: Figure | None = None
     step_overhead_s: Figure | None = None
+    rows_s: Figure | None = None
     peak_bytes: Figure | None = None
 
 

@@ -134,6 +134,10 @@ class _Conversion:
                 told = resident(self.model, route.stage, name, max(self._sizes(route, name), default=1))
                 fixed += told.first_s
                 self.notes[in_words(told, route.stage, name)] = None
+                continue
+            last = len(route.sizes) - 1
+            samples = self.routes.samples(route.number, name, last) if route.sizes else 0
+            fixed += self.model.rows_s(name, self.span(route), samples)
         return fixed
 
     def wires(self) -> dict[tuple[str, str], Wire]:

@@ -150,7 +150,7 @@ def _apart(model: CostModel, pipeline: Pipeline) -> PipelineCost:
     full = [_stage(model, s, span, sizes[0]) for s, span in zip(pipeline.stages, spans, strict=True)]
     last = [_stage(model, s, span, sizes[-1]) for s, span in zip(pipeline.stages, spans, strict=True)]
     sends = [_sends(model, pipeline.stages, spans, size) for size in (sizes[0], sizes[-1])]
-    starts = [_starts(model, s, span) for s, span in zip(pipeline.stages, spans, strict=True)]
+    starts = [_starts(model, s, span, sizes[-1]) for s, span in zip(pipeline.stages, spans, strict=True)]
     times = tuple(
         StageTimes(
             forward_s=max(f for f, _ in full[k]),
@@ -191,6 +191,8 @@ def _apart(model: CostModel, pipeline: Pipeline) -> PipelineCost:
                 if stage.residence:
                     told = resident(model, stage, name, share.samples)
                     exposed[name] = len(sizes) * told.exposed_s, told.first_s
+                elif rows_s := model.rows_s(name, span, parts[which]):
+                    exposed[name] = 0.0, rows_s
                 compute[name] = (len(sizes) - 1) * sum(work[0]) + sum(work[1])
     return PipelineCost(
         spans=spans,
@@ -240,10 +242,13 @@ def _sends(
     ] + [0.0]
 
 
-def _starts(model: CostModel, stage: Stage, span: tuple[int, int]) -> dict[str, tuple[float, float]]:
+def _starts(
+    model: CostModel, stage: Stage, span: tuple[int, int], last_size: int
+) -> dict[str, tuple[float, float]]:
     """(update, fixed overhead) seconds of each device of a stage."""
     found = {}
-    for share in stage.shares:
+    parts = apportion(last_size, [s.samples for s in stage.shares])
+    for share, samples in zip(stage.shares, parts, strict=True):
         for name in share.devices:
             kind = model.fleet.device(name).kind
             update = float(model.layers(kind, len(share.devices)).update_s[span[0] : span[1]].sum())
@@ -254,6 +259,8 @@ def _starts(model: CostModel, stage: Stage, span: tuple[int, int]) -> dict[str, 
             if stage.residence:
                 told = resident(model, stage, name, share.samples)
                 update, fixed = told.update_s, fixed + told.first_s
+            else:
+                fixed += model.rows_s(name, span, samples)
             found[name] = (update, fixed)
     return found
 

@@ -59,6 +59,16 @@ class CostModel:
             )
         return self._layers[key]
 
+    def rows_s(self, name: str, span: tuple[int, int], samples: int) -> float:
+        """Seconds a step in which device `name` waits for gradients of tables' rows on their way to the host.
+
+        `samples` are those of its last micro-batch: those of earlier ones leave while it computes. 0 where
+        it holds only a part of the layers.
+        """
+        step = self.step(self.fleet.device(name).kind)
+        whole = step and span == (0, self.bytes.num_layers)
+        return float(step.rows_s[min(samples, step.largest)]) if step and whole else 0.0
+
     def step(self, kind: str) -> StepCost | None:
         """Whole-model figures of `kind` (overheads, input, peak), None where only layers were measured."""
         if kind not in self._steps:

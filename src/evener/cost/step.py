@@ -33,6 +33,7 @@ class StepCost:
     update_s: float
     overhead_s: float
     measured_sizes: tuple[int, ...]
+    rows_s: np.ndarray
     refused_size: int | None = None
 
     @property
@@ -94,6 +95,7 @@ def step_cost(profile: Profile, kind: str, side: int = 0) -> StepCost:
         update_s=_middle(_edge(r.update_s, side) for r in usable if r.update_s),
         overhead_s=_middle(_edge(r.step_overhead_s, side) for r in usable if r.step_overhead_s),
         measured_sizes=tuple(sorted(fitting)),
+        rows_s=table(lambda r: r.rows_s),
         refused_size=refused,
     )
 

@@ -51,7 +51,7 @@ class Load:
             whole = full * one[size] if size <= self.cap else 0.0
             busy[row, :fits] = whole + one[rest]
             last[row, :fits] = np.where(rest > 0, rest, np.minimum(size, n[:fits]))
-        return busy + self.cost.overhead_s + self.cost.update_s, last
+        return busy + self.cost.overhead_s + self.cost.update_s + self.cost.rows_s[last], last
 
     def curve(self, tail: Tail) -> "LoadCurve":
         """Seconds until the step ends as far as this device is concerned, by samples; see `Tail`.

@@ -70,12 +70,13 @@ def predict(pool: Pool, groups: tuple[Group, ...], profile: Profile, job: Job, s
 def _busy_by_cause(cost: StepCost, samples: int, micro_batch: int) -> dict[str, float]:
     full, rest = divmod(samples, micro_batch)
     both = cost.forward_s + cost.backward_s
+    rows_s = float(cost.rows_s[rest or min(samples, micro_batch)])
     return {
         "compute": float(full * both[micro_batch] + both[rest]),
         "input": float(full * cost.input_s[micro_batch] + cost.input_s[rest]),
         "optimizer": cost.update_s,
         "overhead": cost.overhead_s,
-    }
+    } | ({"transfer": rows_s} if rows_s else {})
 
 
 def solo_rates(

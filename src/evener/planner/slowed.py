@@ -22,7 +22,7 @@ def slowed(fleet: Fleet, profile: Profile, name: str, factor: float) -> tuple[Fl
         return replace(row, kind=kind, **{k: times(getattr(row, k), factor) for k in keys})
 
     def step(row: StepTiming) -> StepTiming:
-        keys = ("forward_s", "backward_s", "update_s", "input_s", "step_overhead_s")
+        keys = ("forward_s", "backward_s", "update_s", "input_s", "step_overhead_s", "rows_s")
         return replace(row, kind=kind, **{k: times(getattr(row, k), factor) for k in keys})
 
     if kind not in profile.kinds:

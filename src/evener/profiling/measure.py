@@ -16,7 +16,7 @@ from evener.profiling.chain import Piece, chain_of, ties
 from evener.profiling.layers import time_layers, time_updates
 from evener.profiling.memory import give_back, is_out_of_memory, state_bytes
 from evener.profiling.peaks import counts_memory, layer_peaks, line_through, update_bytes, work_bytes
-from evener.profiling.steps import StepTimer, Subject, time_steps
+from evener.profiling.steps import Beside, StepTimer, Subject, time_steps
 from evener.profiling.timing import Stopwatch
 from evener.profiling.unchanged import left_unchanged
 
@@ -38,6 +38,7 @@ def profile_model(
     memory_bytes: int | None = None,
     budget_s: float = 60.0,
     name: str | None = None,
+    beside: Beside | None = None,
 ) -> Profile:
     """Seconds and bytes of `model`, of each of its layers and of its whole step, on one `kind` of device.
 
@@ -45,7 +46,8 @@ def profile_model(
     `optimizer(params)` a torch optimiser. `model` is on `device` and is left bit for bit as it was. All
     work is timed by `driver`, as INPUT, 0F0, 0B0 and STEP, at the sizes `micro_batches` (samples; default:
     powers of two up to `max_micro_batch`). A size that does not fit in `memory_bytes`, or in the device's
-    memory, is a result. About `budget_s` seconds of the driver's clock are used; the profile's note says
+    memory, is a result. `beside` is what a run does beside these actions.
+    About `budget_s` seconds of the driver's clock are used; the profile's note says
     what they were too short for.
 
     Raises ModelError naming the layer in which the model raised. Example: a Linear(1024, 1024) has 4,198,400
@@ -57,7 +59,13 @@ def profile_model(
     sizes = _sizes(micro_batches, max_micro_batch)
     pieces = chain_of(model)
     subject = Subject(
-        model=model, step_loss=step_loss, batch_of=batch_of, optimizer=optimizer, device=device, kind=kind
+        model=model,
+        step_loss=step_loss,
+        batch_of=batch_of,
+        optimizer=optimizer,
+        device=device,
+        kind=kind,
+        beside=beside,
     )
     watch = Stopwatch(driver, budget_s)
     with left_unchanged(model, device):

@@ -6,7 +6,7 @@ rounds    1 2 4 8 STEP | 1 2 4 8 STEP | ...     all sizes in turn, so that slow 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -29,6 +29,26 @@ MOST_ROUNDS = 25
 MOST_A_ROUND = 5
 
 
+class Beside(Protocol):
+    """What a run does beside a step's actions, done here as well so that it is measured."""
+
+    def arrive(self, batch: Any) -> None:
+        """Before a forward: rows of tables are there for it, as a run has sent them ahead."""
+        ...
+
+    def look(self, batch: Any) -> None:
+        """A forward has been queued: those of the next, as many as `batch` looks up, are sent."""
+        ...
+
+    def depart(self) -> None:
+        """After the last backward: gradients of rows are in host memory."""
+        ...
+
+    def read(self, loss: torch.Tensor) -> None:
+        """What the host reads of the device, once a step."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """What is measured, in the caller's words; see `profile_model`."""
@@ -39,6 +59,7 @@ class Subject:
     optimizer: Callable[[Any], torch.optim.Optimizer]
     device: torch.device
     kind: str
+    beside: Beside | None = None
 
     def batch(self, size: int) -> Any:
         """A batch of `size` samples; DataError when it cannot be had."""
@@ -60,6 +81,8 @@ class Samples:
     input_s: list[float] = field(default_factory=list)
     forward_s: list[float] = field(default_factory=list)
     backward_s: list[float] = field(default_factory=list)
+    rows_s: list[float] = field(default_factory=list)
+    read_s: list[float] = field(default_factory=list)
 
     @property
     def last_s(self) -> float:
@@ -83,11 +106,23 @@ class StepTimer:
 
         Raises ModelError where the model raises; running out of memory is passed on as it is.
         """
-        subject = self.subject
+        subject, beside = self.subject, self.subject.beside
         batch, input_s = self.watch.timed("INPUT", lambda: subject.batch(size))
-        loss, forward_s = self._guarded("forward", size, lambda: subject.step_loss(subject.model, batch))
+
+        def forward() -> torch.Tensor:
+            loss = subject.step_loss(subject.model, batch)
+            if beside:
+                beside.look(batch)
+            return loss
+
+        if beside:
+            beside.arrive(batch)
+        loss, forward_s = self._guarded("forward", size, forward)
         check_loss(loss)
         _, backward_s = self._guarded("backward", size, loss.backward)
+        if beside:
+            into.rows_s.append(self.watch.timed("ROWS", beside.depart)[1])
+            into.read_s.append(self.watch.timed("READ", lambda: beside.read(loss.detach()))[1])
         into.input_s.append(input_s)
         into.forward_s.append(forward_s)
         into.backward_s.append(backward_s)
@@ -165,6 +200,8 @@ def time_steps(
             backward_s=figure_of(s.backward_s),
             update_s=figure_of(timer.update_s),
             input_s=figure_of(s.input_s),
+            step_overhead_s=figure_of(s.read_s),
+            rows_s=figure_of(s.rows_s),
             peak_bytes=peaks[size],
         )
         for size, s in samples.items()

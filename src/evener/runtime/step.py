@@ -153,7 +153,7 @@ class Step:
             metrics = part.forward(alive, batch, carry)
             if ahead is not None:
                 ahead.look()
-            return metrics
+            return {name: (float(total), float(count)) for name, (total, count) in metrics.items()}
 
         metrics = self._guarded(action, part, forward, alive.shapes, f"forward{part.of_stage}")
         if metrics is None:
@@ -182,7 +182,7 @@ class Step:
         assert alive.loss is not None
         for name, (total, count) in metrics.items():
             before = self.share.metrics.get(name, (0.0, 0.0))
-            self.share.metrics[name] = (before[0] + float(total), before[1] + float(count))
+            self.share.metrics[name] = (before[0] + total, before[1] + count)
         alive.scale = alive.weight if self.bench.problem.reduction == "mean" else 1.0
         self._losses.append((alive.loss.detach(), alive.scale))
 
@@ -366,9 +366,9 @@ class Step:
     def _finish(self) -> None:
         """All sums arrive, then the tally: who has it knows that everybody has the sums."""
         reducers = self.bench.holding.reducers
-        self._put_loss()
         if self.bench.holding.ahead is not None:
-            self._await_rows(self.bench.holding.ahead.depart)
+            self._await_rows(self.bench.holding.ahead.depart)  # the loss would be read behind them
+        self._put_loss()
         launched = self.driver.now()
         self.share.computed_s = launched - self.start_s
         self.share.compute_s = self.seconds.get("compute", 0.0)

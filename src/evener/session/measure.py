@@ -23,6 +23,7 @@ from evener.profiling.memory import give_back, is_out_of_memory, start_peak
 from evener.rehearsal.pacer import Roomy
 from evener.runtime.dropout import dropout_keys
 from evener.runtime.problem import to_device
+from evener.session.beside_steps import BesideSteps
 from evener.session.decide import check_dataset
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
@@ -47,7 +48,10 @@ def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: f
 
     def step_loss(model: nn.Module, batch: Any) -> torch.Tensor:
         with torch.autocast(device.type, dtype=recipe.autocast) if recipe.autocast else nullcontext():
-            return problem.forward(model, to_device(batch, device))[0]
+            loss, metrics = problem.forward(model, to_device(batch, device))
+        if device.type != "cpu":
+            [(float(total), float(count)) for total, count in metrics.values()]  # as a run's forward does
+        return loss
 
     with _roomy(recipe, site) as note:
         profile = _profiled(recipe, site, step_loss, sizes, budget_s)
@@ -80,6 +84,7 @@ def _profiled(
     budget_s: float,
 ) -> Profile:
     device = site.torch_device
+    beside = BesideSteps(recipe, device) if device.type != "cpu" else None  # runs the model where it is
     _move_to(device, recipe, site)
     memory = site.device.free_memory_bytes or site.device.memory_bytes
     if device.type != "cpu":
@@ -97,6 +102,7 @@ def _profiled(
             memory_bytes=int(memory.value) if memory else None,
             budget_s=budget_s,
             name=recipe.name or type(recipe.model).__name__,
+            beside=beside,
         )
 
 
