@@ -87,7 +87,7 @@ def test_an_event_is_one_line_of_json() -> None:
 
 def test_long_looks_are_followed_by_long_pauses(tmp_path) -> None:
     path = run_folder(tmp_path / "run", finished=False, records=RECORDS[:5])
-    times = iter([0.0, 0.1, 1.0, 1.1, 20.9, 21.0, 21.1])  # the second look ends at 1.1 s: the next is at 21 s
+    times = iter([0.0, 0.1, 1.0, 1.1, 40.9, 41.0, 41.1])  # the second look ends at 1.1 s: the next is at 41 s
     feed = Feed(path, clock=lambda: next(times))
     feed.look()
     feed.look()
