@@ -57,7 +57,7 @@ def serve(folder: str, told: Connection) -> None:
 def onlook(url: str) -> None:
     """Take in every event of the page at `url`, as a browser would."""
     with urllib.request.urlopen(url + "events", timeout=3600) as events:
-        for _ in events:
+        while events.read1(1 << 20):
             pass
 
 
