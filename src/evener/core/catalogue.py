@@ -110,6 +110,20 @@ def near_kinds(kind: str, more: Sequence[str] = ()) -> tuple[str, ...]:
     return _near(kind, names)
 
 
+def check_known(devices: Sequence[Device]) -> None:
+    """UnknownNameError naming the first device without any rate, whose kind the catalogue does not hold.
+
+    To pace such a device there is nothing to go by.
+    """
+    for device in devices:
+        if not device.flops and device.bytes_per_s is None and known_device(device.kind) is None:
+            raise UnknownNameError(
+                f"{device.name} has no figures, and the catalogue holds no kind {device.kind!r}",
+                numbers=f"names like it: {', '.join(near_kinds(device.kind)) or 'none'}",
+                remedy="one of those kinds, or flops, bytes_per_s and memory_bytes in the fleet file",
+            )
+
+
 def link_curve(name: str, where: str) -> Curve:
     """The curve of the link called `name`; UnknownNameError, with `where`, lists the names most like it."""
     found = _links().get(name.casefold())
@@ -172,6 +186,9 @@ class FleetLine(Value, frozen=True, kw_only=True):
     bus: str | None = None
 
 
+MOST_SCALED = 1e6  # a card of 80 GB becomes one of 80 kB
+
+
 class Scale(Value, frozen=True, kw_only=True):
     """A fleet to rehearse in the ratios of a real one: everything so many times slower, or smaller.
 
@@ -184,8 +201,8 @@ class Scale(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not 1 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MOST_SCALED:
+                raise ValueError(f"{name} must be 1 or more and at most 1e6, got {getattr(self, name):g}")
 
     def of_device(self, device: Device) -> Device:
         """`device` at this scale; of another kind, since profiles are kept by kind.

@@ -21,6 +21,7 @@ DEVICE_RATE = Figure(value=200e9, source="assumed", note="a small accelerator's 
 LINK = line(1e-4, 1e9)  # between devices, where none is known (assumed)
 BUDGET_PART = 0.75  # of free memory that tables may take, beside the model's parameters and data
 DENSE, CPU, DEVICE = "dense", "cpu", "device"
+BUS_BOUND = "; bus is all copies, at most: what rows sent ahead hide of it is no part of the step"
 _WORDS = {CPU: "looked up in host memory", DEVICE: "looked up in the devices' memory"}
 
 
@@ -148,6 +149,7 @@ def place_table(
     why = (
         f"table {use.name}: {use.touched(samples):.0f} of {use.num_rows} rows a step ({use.source}), "
         f"{'; '.join(words)}; host memory at {rate.value / 1e9:.3g} GB/s ({rate.source})"
+        f"{BUS_BOUND if best.price.transfer_s else ''}"
     )
     placed = TablePlacement(
         table=use.name,

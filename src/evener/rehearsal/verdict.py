@@ -56,8 +56,13 @@ def verdict(lateness: Sequence[Lateness]) -> tuple[bool, str]:
     note = f"; {guessed} reductions were taken as launched at the end of their action" if guessed else ""
     story = (
         f"{worst.device} did worst: {worst.lag_s:.3f} s behind its clock after {worst.total_s:.2f} s "
-        f"({worst.part:.2%}); {worst.late} of {worst.actions} actions were late, by {worst.late_s:.3f} s"
+        f"({worst.part:.2%})"
     )
+    if worst.late:
+        story += (
+            f"; {worst.late} of {worst.actions} actions ended late for themselves, by {worst.late_s:.3f} s "
+            f"together, of which later ones caught up all but {worst.lag_s:.3f} s"
+        )
     if worst.part > MAX_LAG:
         return (
             False,

@@ -69,6 +69,8 @@ def _summary(report: RunReport, plan: Plan) -> str:
             f"({sourced(best.solo_samples_per_s)}){'' if times >= 1 else ': alone it would be faster'}",
         ),
     ]
+    if len(report.devices) == 1:
+        rows.pop()  # a device compared with itself
     head = (
         f"{counted(report.steps, 'step')} of {counted(report.global_batch, 'sample')}; "
         f"figures from {report.steps_used} of them, without {report.warmup_steps} of warm-up"

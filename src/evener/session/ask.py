@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from evener.core.budgets import with_budgets
-from evener.core.catalogue import read_fleet
+from evener.core.catalogue import check_known, read_fleet
 from evener.core.files import read
 from evener.core.fleet import Device, Fleet, unlike_kinds
 from evener.core.plan import Plan
@@ -88,6 +88,10 @@ def fleet_of(fleet: Path | None, rehearse: Path | None, devices: str | None, wor
         if not names:
             raise UsageError(f"--devices {devices!r} names no device", remedy="names of the fleet file")
         chosen = chosen.only(names).with_hosts((*whole.hosts, *whole.devices))
+    if rehearse:
+        # A plain "CPU" without figures is this machine's own, which nothing paces.
+        paced = [d for d in chosen.devices if d.launch_s is None and not d.kind.casefold().startswith("cpu")]
+        check_known(paced)
     return alike_by_kind(chosen).as_rehearsed() if rehearse else chosen
 
 

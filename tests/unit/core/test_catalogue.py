@@ -9,6 +9,7 @@ from evener.core.catalogue import (
     FleetLine,
     Scale,
     catalogue,
+    check_known,
     known_device,
     link_curve,
     near_kinds,
@@ -155,3 +156,15 @@ def test_a_scaled_fleet_keeps_the_ratios_of_the_real_one():
 def test_a_scale_cannot_make_things_faster_or_larger():
     with pytest.raises(ValueError, match="slower must be 1 or more"):
         Scale(slower=0.5)
+
+
+def test_a_scale_has_an_end():
+    with pytest.raises(ValueError, match="smaller must be 1 or more and at most 1e6, got 1e\\+09"):
+        Scale(smaller=1e9)
+
+
+def test_a_device_of_an_unknown_kind_without_figures_is_named_with_kinds_like_it():
+    with pytest.raises(UnknownNameError, match=r"lab/b has no figures(.|\n)*RTX 3060"):
+        check_known((Device(name="lab/a", kind="T4"), Device(name="lab/b", kind="rtx3060 card")))
+    known = Figure(value=1e9, source="assumed")
+    check_known((Device(name="lab/b", kind="my own", flops={"float32": known}),))

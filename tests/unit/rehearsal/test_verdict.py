@@ -51,3 +51,9 @@ def test_factors_above_one_count() -> None:
 def test_unknown_dtype_and_too_many_processes() -> None:
     sentences = check(fleet(*[1e6] * 9), {}, 1)
     assert "nothing is known" in sentences[0] and "9 devices on 1 cores" in sentences[1]
+
+
+def test_single_late_actions_are_told_with_what_was_caught_up() -> None:
+    assert "3 of 100 actions ended late for themselves, by 5.000 s together" in verdict([late(0.0)])[1]
+    assert "caught up all but 0.000 s" in verdict([late(0.0)])[1]
+    assert "late" not in verdict([Lateness(device="a/x", actions=3, total_s=1.0)])[1]

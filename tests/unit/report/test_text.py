@@ -90,3 +90,9 @@ def test_a_measured_step_outside_the_bounds_says_so():
     slow = typical_step([record(0, 2.0)], global_batch=14, warmup_steps=0)
     assert "outside 1.1 s to 1.3 s" in report_text(account(slow, PLAN, SOLO), PLAN)
     assert "inside 1.1 s to 1.3 s" in report_text(REPORT, PLAN)
+
+
+def test_one_device_is_not_compared_with_itself():
+    alone = msgspec.structs.replace(REPORT, devices=REPORT.devices[:1])
+    assert "best single device" in report_text(REPORT, PLAN)
+    assert "best single device" not in report_text(alone, PLAN)
