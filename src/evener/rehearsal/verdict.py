@@ -10,6 +10,7 @@ from evener.core.fleet import Device, Fleet
 MAX_LAG = 0.01  # behind its clock by more than this part of its time, a device's timings are void
 MAX_LOAD = 0.4  # tried up to 0.44 of all cores; real models reach about half the rate of a large product
 MAX_PER_CORE = 8
+SCALED = '; it is far from keeping up: "scaled": {"slower": 1000} in the fleet file keeps the ratios'
 
 
 class Lateness(Value, frozen=True, kw_only=True):
@@ -66,7 +67,8 @@ def verdict(lateness: Sequence[Lateness]) -> tuple[bool, str]:
     if worst.part > MAX_LAG:
         return (
             False,
-            f"timings are void, this machine was too slow or too busy; {story}{note}",
+            f"timings are void, this machine was too slow or too busy; {story}{note}"
+            f"{SCALED if worst.part > 1 else ''}",
         )
     return True, f"timings hold; {story}{note}"
 

@@ -57,3 +57,8 @@ def test_single_late_actions_are_told_with_what_was_caught_up() -> None:
     assert "3 of 100 actions ended late for themselves, by 5.000 s together" in verdict([late(0.0)])[1]
     assert "caught up all but 0.000 s" in verdict([late(0.0)])[1]
     assert "late" not in verdict([Lateness(device="a/x", actions=3, total_s=1.0)])[1]
+
+
+def test_a_machine_far_from_keeping_up_is_told_of_a_scale() -> None:
+    assert '"scaled": {"slower": 1000}' in verdict([late(283.0)])[1]
+    assert "scaled" not in verdict([late(0.5)])[1]
