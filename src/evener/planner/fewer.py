@@ -71,7 +71,7 @@ def with_fewer(fleet: Fleet, profile: Profile, job: Job, result: PlanResult) -> 
     said = "; ".join([*map(str, found), *refused])
     best = min(found, key=lambda c: c.batch_s, default=None)
     if best is None or best.batch_s > before * (1 - LEAST_GAIN):
-        why = f"one exchange a step, {ms(before)}: {said}"
+        why = f"one exchange a step takes {ms(before)}; {said}"
         unused = f"--fewer {','.join(map(str, job.fewer))} is not used: {why}"
         return replace(
             result, plan=replace(plan, why=_joined(plan.why, unused)), reasons=(*result.reasons, unused)

@@ -17,6 +17,7 @@ from evener.core.layers import find_layers
 from evener.core.ownership import WORDS, check_owners, held_by
 from evener.core.plan import HELD, Held, Ownership, Pipeline, Plan, Share, Stage
 from evener.core.seams import Post, Wire
+from evener.core.words import counted
 from evener.cost.exchange import compressed_parts
 from evener.errors import PlanMismatchError, UsageError
 from evener.rehearsal.pacer import Pacer
@@ -140,7 +141,7 @@ def told(owned: Owned) -> tuple[str, ...]:
     parts = owned.bytes_by_device()
     whole = sum(parts.values()) or 1
     shares = ", ".join(f"{d} {n / whole:.1%}" for d, n in parts.items())
-    found = [f"{owned.held} held in parts by {len(owned.units)} units: {shares}"]
+    found = [f"{owned.held} held in parts by {counted(len(owned.units), 'unit')}: {shares}"]
     if owned.uncut:
         kind = type(owned.optimizer).__name__
         found.append(f"{kind} needs whole parameters: {len(owned.uncut)} of them are owned uncut")
@@ -148,12 +149,12 @@ def told(owned: Owned) -> tuple[str, ...]:
 
 
 def _reason(plan: Plan, kept: Held, parts: Mapping[str, int], how: str) -> str:
-    """Why the plan is as it runs. Example: "the optimiser's state in parts 5:3 as given (a/0, a/1); ..."."""
+    """Why the plan is as it runs. Example: "the optimiser's state in parts 5:3 as given, ..."."""
     taken = plan.samples_by_device()
     samples = ":".join(str(taken.get(name, 0)) for name in parts)
     return (
         f"{WORDS[kept]} in parts {':'.join(map(str, parts.values()))} {how}, samples {samples} as planned "
-        f"without them ({', '.join(parts)}); not priced, so nothing is predicted"
+        f"without them ({', '.join(parts)})"
     )
 
 

@@ -66,7 +66,7 @@ def test_a_fast_link_leaves_one_exchange_a_step_and_says_so() -> None:
     found = plan(fast, PROFILE, job("delayed", "local:16"))
     assert found.plan.fewer is None and not found.plan.inexact
     (said,) = [r for r in found.reasons if r.startswith("--fewer delayed,local:16:1:0 is not used: ")]
-    assert said in found.plan.why and "one exchange a step, " in said
+    assert said in found.plan.why and "one exchange a step takes " in said
     assert said.count("MB between hosts") == 2
 
 
