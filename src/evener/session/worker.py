@@ -7,12 +7,12 @@ open device → load recipe → measure (each kind once) → plan (first process
                └── roll call ◄───┘
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from evener.core.membership import Turn
+from evener.core.tell import tell
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.runtime.replicas import spread_state
 from evener.session.beside import beside_accelerators
@@ -214,7 +214,7 @@ def _next(member: Member, generation: Generation, why: str) -> tuple[int, Turn]:
     member.pulse.watch(0, (), lambda reason: None)
     member.belongings = Belongings()
     sentence = f"{member.here} was taken for lost by the others ({why}) and wishes to join again"
-    print(f"evener: {sentence}", file=sys.stderr, flush=True)
+    tell(sentence)
     member.decisions.append(sentence)
     try:
         return enter(member, member.site.device)
