@@ -118,6 +118,8 @@ def train(
 
     _only_one("--steps", steps is not None, "--epochs", epochs is not None)
     _only_one("--even", even, "--batch-per-device", bool(batch_per_device))
+    ways = sums != "auto" or bool(compress or fewer)
+    _only_one("--plan, which says how gradients go,", plan is not None, "--sums, --compress or --fewer", ways)
     listen = listen or (SERVED_AT if serve else None)
     if world_size_here() is not None and (listen or log_to):
         raise _beside_torchrun()
