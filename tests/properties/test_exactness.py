@@ -208,6 +208,9 @@ def test_the_gradient_of_any_split_is_that_of_one_device(shape: Shape, task: Tas
     want = on_one(copy.deepcopy(model), task)
     got = together(lambda rank, wire: on_device(rank, wire, model, task), len(task.split))
     limit = LIMIT[shape.dtype]
+    if shape.dtype == torch.float32:  # no closer than one device's own rounding lets it be: 1.2e-6 was drawn
+        rounding = relative_error(want.gradients[0], on_one(copy.deepcopy(model).double(), task).gradients[0])
+        limit = max(limit, 4 * rounding)
     for gradients, result in got:
         expected = want.gradients[0]
         if shape.rare and task.valid is not None:

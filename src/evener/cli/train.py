@@ -116,10 +116,9 @@ def train(
     from evener.session.run import run
     from evener.session.save_rule import Keep, rule_of
 
-    _only_one("--steps", steps is not None, "--epochs", epochs is not None)
-    _only_one("--even", even, "--batch-per-device", bool(batch_per_device))
-    ways = sums != "auto" or bool(compress or fewer)
-    _only_one("--plan, which says how gradients go,", plan is not None, "--sums, --compress or --fewer", ways)
+    _only_one("--steps", steps, "--epochs", epochs)
+    _only_one("--even", even or None, "--batch-per-device", batch_per_device)
+    _only_one(_PLANS_WAY, plan, _WAYS, compress or fewer or sums != "auto" or None)
     listen = listen or (SERVED_AT if serve else None)
     if world_size_here() is not None and (listen or log_to):
         raise _beside_torchrun()
@@ -214,8 +213,11 @@ def _join(
     )
 
 
-def _only_one(first: str, has_first: bool, second: str, has_second: bool) -> None:
-    if has_first and has_second:
+_PLANS_WAY, _WAYS = "--plan, which says how gradients go,", "--sums, --compress or --fewer"
+
+
+def _only_one(first: str, one: object, second: str, other: object) -> None:
+    if one not in (None, "") and other not in (None, ""):
         raise UsageError(f"{first} and {second} exclude each other", remedy="give one of them")
 
 

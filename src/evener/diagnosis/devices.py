@@ -16,7 +16,7 @@ def device_findings(facts: HostFacts) -> Iterator[Finding]:
     """One finding a device, or one for the host where a reason holds for all of them."""
     seen = set()
     for card in facts.cards:
-        if card.mig and any(c.parent == card.hardware_id for c in facts.cards):
+        if card.mig and not card.parent and any(c.parent == card.hardware_id for c in facts.cards):
             continue  # its slices are the devices
         finding = _judge(facts, card)
         if finding not in seen:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -34,6 +34,7 @@ from evener.session.reference import PlainLoop
 from evener.session.request import Request
 from evener.session.run import run
 
+DTYPES: tuple[Literal["float32", "float64"], ...] = ("float32", "float64")
 FLOAT32_BOUND, FLOAT64_BOUND, PARAMETER_BOUND = 1e-6, 1e-12, 1e-10
 DROPOUT_OFF = "dropout was switched off on both sides for this comparison"
 METRICS_FILE = "metrics.jsonl"
@@ -85,23 +86,11 @@ def verify(request: Request) -> Exactness | None:
     notes: tuple[str, ...] = ()
     compressed: tuple[str, ...] = ()
     deviation: float | None = None
-    for dtype in ("float32", "float64"):
+    for dtype in DTYPES:
         folder = Path(request.run_dir) / dtype
         folder.mkdir(parents=True, exist_ok=True)
         drop_first_gradients(folder)  # none is written before all devices meet in the first step
-        asked = msgspec.structs.replace(
-            request,
-            steps=steps,
-            dtype=dtype,
-            plan=_uncompressed(plan) if dtype == "float64" and plan else plan,
-            run_dir=str(folder),
-            keep_gradient=True,
-            dropout=False,
-            evaluate=False,
-            profile_s=6.0,
-            # Once there is a plan, speed is not the question; where things lie still is.
-            rehearse=request.rehearse and (plan is None or _has_accelerators(request)),
-        )
+        asked = _asked(request, plan, dtype, steps, folder)
         outcome = run(asked)
         if outcome is None:
             return None
@@ -148,6 +137,25 @@ def verify(request: Request) -> Exactness | None:
         fewer=str(plan.fewer or ""),
         deviation=deviation,
         notes=notes,
+    )
+
+
+def _asked(
+    request: Request, plan: Plan | None, dtype: Literal["float32", "float64"], steps: int, folder: Path
+) -> Request:
+    """The run in `dtype` that is compared: what it computes counts, not how fast."""
+    return msgspec.structs.replace(
+        request,
+        steps=steps,
+        dtype=dtype,
+        plan=_uncompressed(plan) if dtype == "float64" and plan else plan,
+        run_dir=str(folder),
+        keep_gradient=True,
+        dropout=False,
+        evaluate=False,
+        profile_s=6.0,
+        # Once there is a plan, speed is not the question; where things lie still is.
+        rehearse=request.rehearse and (plan is None or _has_accelerators(request)),
     )
 
 
