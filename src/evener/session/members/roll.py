@@ -30,12 +30,13 @@ def begin(meeting: Meeting, generation: int, here: str) -> None:
 
 
 def call_roll(
-    room: Meeting, pulse: Pulse, expected: Sequence[str], standing: Standing
+    room: Meeting, pulse: Pulse, expected: Sequence[str], standing: Standing, number: int
 ) -> tuple[Standing, ...] | None:
     """The standings of all members, in the order of `expected`; None where this device is not one of them.
 
-    `room` is the generation's own. Waits for every device that lives, however long its step takes.
-    Raises the failure of a device that ends the job for all.
+    `room` is that of generation `number`. Waits for every device that lives, however long its step takes.
+    Raises the failure of a device that ends the job for all; PeerLostError where somebody has given this roll
+    up and calls the next: two devices in two rolls would wait for each other without end.
     """
     room.put(f"standing/{standing.device}", standing)
     while not room.has("members"):
@@ -47,6 +48,8 @@ def call_roll(
             # Should two believe that they are first, the store takes the first answer.
             room.store.compare_set("members", "", encode(Members(devices=present)).decode())
             break
+        if room.store.check([begun_key(number + 1)]) and not room.has("members"):
+            raise PeerLostError(f"another device calls the roll of generation {number + 1}")
         if pulse.is_cut_off:
             raise PeerLostError(
                 f"{standing.device} does not reach the job's store",

@@ -88,7 +88,7 @@ def _called(
         expected = (*expected, *(m for m in planned.members if m not in expected))
     # Nobody needs waking: from here on this thread waits for keys of the store alone, and looks up.
     pulse.watch(number, [d for d in expected if d != member.here], lambda reason: None)
-    standings = call_roll(room, pulse, expected, standing)
+    standings = call_roll(room, pulse, expected, standing, number)
     if standings is None:
         return None
     member.stopwatch.mark("roll call")
