@@ -30,7 +30,7 @@ class Room:
 
 
 def test_a_roll_that_somebody_has_given_up_is_left() -> None:
-    """One of 200 jobs stood still: a device that had been stopped waited in a roll that the others had left."""
+    """One of 200 jobs stood still: its devices waited for each other, it seems in two rolls."""
     room = Room()
     room.store.set(begun_key(5), "lab/1")
     pulse: Any = SimpleNamespace(lost={}, is_cut_off=False)
