@@ -94,10 +94,6 @@ class Owners:
         """Bytes of gradients by unit, those of tied parameters once."""
         return self.once * self.scales[0]
 
-    def unit_of(self, layer: int) -> int:
-        """The unit that a layer is in."""
-        return int(np.searchsorted(self.starts, layer, side="right")) - 1
-
     @cached_property
     def _late(self) -> float:
         """Tied gradients that wait for the first of their layers."""
