@@ -57,7 +57,7 @@ def with_owners(plan: Plan, request: Request, fleet: Fleet, model: nn.Module) ->
             remedy="one of them",
         )
     kept = cast(Held, held_by(plan) or (held if held in HELD else "optimizer"))
-    parts = names or _by_memory(fleet, plan)
+    parts, how = (names, "as given") if names else _by_memory(fleet, plan)
     if not any(parts.values()):
         raise UsageError("the parts of --parts are all 0", remedy="at least one device that holds something")
     plan = _with_holders(plan, [d for d, part in parts.items() if part])
@@ -70,7 +70,7 @@ def with_owners(plan: Plan, request: Request, fleet: Fleet, model: nn.Module) ->
         reductions=(),
         prediction=None,
         inexact=tuple(sentence for sentence in plan.inexact if sentence not in packed),
-        why=_reason(plan, kept, parts, "as given" if names else "by the memory of each device"),
+        why=_reason(plan, kept, parts, how),
     )
     check_owners(found, [layer.name for layer in find_layers(model)])
     return found
@@ -184,11 +184,11 @@ def _with_holders(plan: Plan, owners: Sequence[str]) -> Plan:
     return msgspec.structs.replace(plan, pipelines=(*plan.pipelines, *holders), left_out=left_out)
 
 
-def _by_memory(fleet: Fleet, plan: Plan) -> dict[str, int]:
-    """MiB of each device of the plan; equal parts where a memory is not known."""
-    memories: Mapping[str, float | None] = {
-        d: m.value if (m := fleet.device(d).memory_bytes) else None for d in plan.devices
-    }
-    if any(m is None for m in memories.values()):
-        return dict.fromkeys(plan.devices, 1)
-    return {d: max(1, round((m or 0) / 2**20)) for d, m in memories.items()}
+def _by_memory(fleet: Fleet, plan: Plan) -> tuple[dict[str, int], str]:
+    """(MiB of each device of the plan, how that was found); equal parts where a memory is not known."""
+    memories = {d: fleet.device(d).memory_bytes for d in plan.devices}
+    unknown = [d for d, memory in memories.items() if memory is None]
+    if unknown:
+        return dict.fromkeys(plan.devices, 1), f"equal, as the memory of {', '.join(unknown)} is not known"
+    known = {d: max(1, round(m.value / 2**20)) for d, m in memories.items() if m is not None}
+    return known, "by the memory of each device"

@@ -78,6 +78,7 @@ def test_a_plan_without_owners_gets_parts_by_memory():
 def test_memories_that_are_not_known_make_equal_parts():
     found = with_owners(plan(2), request(plan(2), state="optimizer"), fleet(500, None), model())
     assert found.owners[0].parts == {"lab/0": 1, "lab/1": 1}
+    assert "1:1 equal, as the memory of lab/1 is not known" in found.why  # it said: by the memory of each
 
 
 def test_parts_of_ones_own_go_before_the_planners():
