@@ -18,7 +18,8 @@ from evener.core.routes import Routes
 from evener.core.seams import Post, Wire
 from evener.runtime.executor import Executor, StepResult
 from evener.runtime.holding import Holding, Settings
-from evener.runtime.owning.owned import Means, Owned
+from evener.runtime.owning.means import Means
+from evener.runtime.owning.owned import Owned
 from evener.runtime.parts import Part
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks

@@ -24,7 +24,8 @@ from evener.rehearsal.pacer import Pacer
 from evener.rehearsal.post import PacedPost
 from evener.rehearsal.real import Moments, RealPost
 from evener.rehearsal.real_hosts import inside_hosts
-from evener.runtime.owning.owned import Means, Owned
+from evener.runtime.owning.means import Means
+from evener.runtime.owning.owned import Owned
 from evener.runtime.owning.post import GroupPost
 from evener.runtime.ranks import Ranks
 from evener.session.meeting import Meeting

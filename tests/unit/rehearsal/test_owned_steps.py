@@ -26,7 +26,8 @@ from evener.rehearsal.post import PacedPost
 from evener.rehearsal.wire import open_wire
 from evener.runtime.executor import Executor, StepResult
 from evener.runtime.holding import Holding, Settings
-from evener.runtime.owning.owned import Means, Owned
+from evener.runtime.owning.means import Means
+from evener.runtime.owning.owned import Owned
 from evener.runtime.parts import Part
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks

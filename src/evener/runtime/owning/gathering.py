@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from evener.core.seams import Pending, Post
+from evener.core.seams import Pending
 from evener.errors import ModelError
 from evener.runtime.owning import flats
 from evener.runtime.owning.coming import TAG, Coming
+from evener.runtime.owning.means import Means
 from evener.runtime.owning.spreading import Told
 from evener.runtime.owning.units import Unit
-from evener.runtime.ranks import Ranks
 
 STAY = 2  # so many of the last units are not let go between a forward and its backward
 
@@ -31,18 +31,10 @@ class Gathering:
     `is_done(unit)` says whether all of a unit's gradients came in the backward under way.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        units: Sequence[Unit],
-        ranks: Ranks,
-        post: Post,
-        device: torch.device,
-        now: Callable[[], float],
-        told: Told,
-    ) -> None:
-        self._units, self._ranks, self._post = units, ranks, post
-        self._device, self._now, self._told = device, now, told
+    def __init__(self, model: nn.Module, units: Sequence[Unit], means: Means, told: Told) -> None:
+        self._units, self._ranks, self._post = units, means.ranks, means.post
+        self._device, self._now, self._told = means.device, means.now, told
+        ranks, device = means.ranks, means.device
         self.is_done: Callable[[Unit], bool] = lambda unit: True
         self.own: list[Tensor] = []
         self._flat: list[Tensor] = []

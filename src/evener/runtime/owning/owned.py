@@ -5,7 +5,7 @@ gradients    parameters whole                       own: that, gradients        
 parameters                                          own: all three                 (stage 3)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from evener.core.buckets import BUCKET_BYTES
 from evener.core.ownership import held_by
 from evener.core.plan import Plan
-from evener.core.seams import Post, Wire
 from evener.core.trace import Cause
 from evener.errors import PlanMismatchError
 from evener.runtime.owning.gathering import Gathering
 from evener.runtime.owning.gradients import OwnedGradients
+from evener.runtime.owning.means import Means
 from evener.runtime.owning.optimizer import cannot_cut, over_pieces
 from evener.runtime.owning.spreading import Spreading
 from evener.runtime.owning.units import Unit, units_of_model
-from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import Reducers, owners_reducers
 
 GRADIENTS = 0x30000  # tag of whole gradients, which only a comparison asks for
@@ -33,17 +32,6 @@ class Portions(Protocol):
     """Who takes how many micro-batches of a step."""
 
     def num_backwards(self, stage: int, device: str) -> int: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Means:
-    """How a device reaches the others: parcels of state, sums of small numbers, and its own clock."""
-
-    ranks: Ranks
-    post: Post
-    wire: Wire
-    device: torch.device
-    now: Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -90,9 +78,7 @@ class Owned:
         holds_parameters = self.held == "parameters"
         self.units = units_of_model(model, plan, whole=self.uncut, frozen=holds_parameters, limit=unit_bytes)
         kind = Gathering if holds_parameters else Spreading
-        self.parameters = kind(
-            model, self.units, self.ranks, means.post, means.device, means.now, self._waited
-        )
+        self.parameters = kind(model, self.units, means, self._waited)
         self.pieces = [
             list(self._pieces_of(u, own)) for u, own in zip(self.units, self.parameters.own, strict=True)
         ]

@@ -6,14 +6,13 @@ step n + 1    before each layer's forward: are its values here?          behind 
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 
-from evener.core.seams import Pending, Post
+from evener.core.seams import Pending
 from evener.runtime.owning import flats
 from evener.runtime.owning.coming import TAG, Coming
+from evener.runtime.owning.means import Means
 from evener.runtime.owning.units import Unit
-from evener.runtime.ranks import Ranks
 
 Told = Callable[[str, float], None]
 
@@ -21,21 +20,13 @@ Told = Callable[[str, float], None]
 class Spreading:
     """Keeps whole copies of the parameters alike; `own` has, by unit, this device's span of each.
 
-    `told(action, since)` is called after each wait that showed, `now()` gives the device's clock.
+    `told(action, since)` is called after each wait that showed, `means.now()` gives the device's clock.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        units: Sequence[Unit],
-        ranks: Ranks,
-        post: Post,
-        device: torch.device,
-        now: Callable[[], float],
-        told: Told,
-    ) -> None:
-        self._units, self._ranks, self._post = units, ranks, post
-        self._device, self._now, self._told = device, now, told
+    def __init__(self, model: nn.Module, units: Sequence[Unit], means: Means, told: Told) -> None:
+        self._units, self._ranks, self._post = units, means.ranks, means.post
+        self._device, self._now, self._told = means.device, means.now, told
+        ranks, device = means.ranks, means.device
         self._flat: list[Tensor] = []
         for unit in units:
             flat = flats.laid_end_to_end(unit, device)
