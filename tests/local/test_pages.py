@@ -205,6 +205,9 @@ def test_a_live_view_follows_the_run_to_its_end(browser, tmp_path, monkeypatch) 
             shown.resize(width, 900)
             assert shown.evaluate("document.documentElement.scrollWidth") <= width
             shown.screenshot(tmp_path / f"live-{width}.png")
+        # A chart that still had the width of a wider page once made the narrow one scroll sideways.
+        shown.evaluate("document.querySelector('.uplot').style.width = '2000px'")
+        assert shown.evaluate("document.documentElement.scrollWidth") <= width
         finish(run, RECORDS, Trace(source="measured", spans=spans(), steps=3))
         shown.wait_for("document.getElementById('link').textContent === 'run finished'", 30)
         report = read_run(run).ending.report
