@@ -1,4 +1,4 @@
-"""Checkpoints in plain PyTorch: their list, their state in an ordinary model and optimiser, their weights."""
+"""Checkpoints outside of a run: their list, their state in an ordinary model and optimiser, their weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,16 +11,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from evener.core.figures import Value
-from evener.core.tell import tell
 from evener.errors import FileError, StateError
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in
-from evener.runtime.checkpoints.manifest import MANIFEST, Position
+from evener.runtime.checkpoints.manifest import MANIFEST
 from evener.runtime.state import import_state
-from evener.session.drop_in import ShareLoader
 from evener.session.keep import saved_tensors
-from evener.session.loop_options import check_options, set_options
 from evener.session.resume import choose
-from evener.session.state import check_model, check_position, infos_of, read_state, restore_generators
+from evener.session.state import check_model, infos_of, read_state
 
 
 class Listed(Value, frozen=True, kw_only=True):
@@ -70,41 +67,8 @@ def _listed(checkpoint: Checkpoint, *, verify: bool) -> Listed:
     )
 
 
-def load_checkpoint(
-    path: str | Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
-    loader: ShareLoader | None = None,
-    *,
-    scheduler: Any = None,
-) -> Position:
-    """Put a checkpoint, or the newest good one of a run's folder, into a model and optimiser.
-
-    Every byte is checked first. Works in plain PyTorch, and in every process of a loop over what `ev.prepare`
-    gave: the next turn of `loader` is then the one that would have come. Returns where in its data the run
-    was: `step`, `samples_seen` and what the order of samples follows from. Options of parameter groups
-    (learning rate, ...) are set where a loop of one's own saved them; a recipe's follow from samples seen.
-    StateError where it is damaged, or of another model, optimiser or order of samples; nothing has changed
-    then.
-    Example: `load_checkpoint("runs/text-…", model, optimizer).samples_seen`.
-    """
-    checkpoint = _chosen(path)
-    manifest = checkpoint.manifest
-    if loader is not None:
-        check_position(manifest.position, loader.position, checkpoint)
-    if optimizer is not None:
-        check_options(manifest.options, optimizer, scheduler)
-    fill(checkpoint, model, optimizer, loader.ranks.here if loader else None)
-    if optimizer is not None:
-        set_options(manifest.options, optimizer, scheduler)
-    if loader is not None:
-        loader.go_on_from(manifest.position)
-        for sentence in restore_generators(checkpoint, loader.ranks.here, loader.device):
-            tell(sentence)
-    return manifest.position
-
-
-def _chosen(path: str | Path) -> Checkpoint:
+def chosen(path: str | Path) -> Checkpoint:
+    """The checkpoint at `path`, or the newest good one of the run's folder there; every byte is checked."""
     place = Path(path).resolve()
     return Checkpoint(Path(choose(str(place), place).path))
 
@@ -134,7 +98,7 @@ def export_weights(path: str | Path, file: str | Path) -> Path:
     Parameters and buffers stand under the model's own names, tied ones once: `ev.load_weights` and
     safetensors' `load_model` read it. FileError where the file cannot be written.
     """
-    checkpoint = _chosen(path)
+    checkpoint = chosen(path)
     names = [n.removeprefix("model/") for n in checkpoint.manifest.wholes if n.startswith("model/")]
     state = read_state(checkpoint, names)
     weights: Mapping[str, Tensor] = {n: state[f"model/{n}"].contiguous() for n in names}

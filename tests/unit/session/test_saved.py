@@ -10,7 +10,8 @@ from torch import nn
 
 from evener.cli.main import main
 from evener.errors import FileError, StateError, UsageError
-from evener.session.saved import export_weights, listed, load_checkpoint
+from evener.session.drop_in.checkpoints import load_checkpoint
+from evener.session.saved import export_weights, listed
 from tests.checkpoints import save
 
 

@@ -1,4 +1,4 @@
-"""`ev.save_checkpoint`: checkpoints of a loop of one's own over what `ev.prepare` gave.
+"""`ev.save_checkpoint`, `ev.load_checkpoint`: checkpoints of a loop of one's own over what `ev.prepare` gave.
 
     for x, y in loader:
         …
@@ -19,14 +19,15 @@ from torch import nn
 from evener import __version__
 from evener.core.tell import tell
 from evener.errors import UsageError
-from evener.runtime.checkpoints.manifest import FORMAT, Manifest, model_id
+from evener.runtime.checkpoints.manifest import FORMAT, Manifest, Position, model_id
 from evener.runtime.ranks import Ranks
-from evener.session.drop_in import ShareLoader
+from evener.session.drop_in.loader import ShareLoader
+from evener.session.drop_in.options import check_options, options_of, set_options
 from evener.session.keep import saved_tensors
-from evener.session.loop_options import options_of
 from evener.session.save_rule import Keep
+from evener.session.saved import chosen, fill
 from evener.session.saver import Own, Saver
-from evener.session.state import View, infos_of, own_of
+from evener.session.state import View, check_position, infos_of, own_of, restore_generators
 
 
 class LoopState:
@@ -112,3 +113,37 @@ def save_checkpoint(
     savers[key].begin(position.samples_seen)
     if wait:
         savers[key].join()
+
+
+def load_checkpoint(
+    path: str | Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    loader: ShareLoader | None = None,
+    *,
+    scheduler: Any = None,
+) -> Position:
+    """Put a checkpoint, or the newest good one of a run's folder, into a model and optimiser.
+
+    Every byte is checked first. Works in plain PyTorch, and in every process of a loop over what `ev.prepare`
+    gave: the next turn of `loader` is then the one that would have come. Returns where in its data the run
+    was: `step`, `samples_seen` and what the order of samples follows from. Options of parameter groups
+    (learning rate, ...) are set where a loop of one's own saved them; a recipe's follow from samples seen.
+    StateError where it is damaged, or of another model, optimiser or order of samples; nothing has changed
+    then.
+    Example: `load_checkpoint("runs/text-…", model, optimizer).samples_seen`.
+    """
+    checkpoint = chosen(path)
+    manifest = checkpoint.manifest
+    if loader is not None:
+        check_position(manifest.position, loader.position, checkpoint)
+    if optimizer is not None:
+        check_options(manifest.options, optimizer, scheduler)
+    fill(checkpoint, model, optimizer, loader.ranks.here if loader else None)
+    if optimizer is not None:
+        set_options(manifest.options, optimizer, scheduler)
+    if loader is not None:
+        loader.go_on_from(manifest.position)
+        for sentence in restore_generators(checkpoint, loader.ranks.here, loader.device):
+            tell(sentence)
+    return manifest.position

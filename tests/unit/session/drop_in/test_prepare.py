@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 import evener as ev
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.session.drop_in import Prepared
+from evener.session.drop_in.prepare import Prepared
 
 DATA = [(torch.tensor([float(i)]), torch.tensor([0.0])) for i in range(12)]
 

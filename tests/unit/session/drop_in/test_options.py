@@ -7,7 +7,7 @@ from torch import nn, optim
 from torch.optim import lr_scheduler
 
 from evener.errors import StateError, UsageError
-from evener.session.loop_options import options_of, set_options
+from evener.session.drop_in.options import options_of, set_options
 
 MAKE = {
     "step": lambda o: lr_scheduler.StepLR(o, 2),

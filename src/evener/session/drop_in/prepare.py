@@ -1,0 +1,181 @@
+"""`ev.prepare`: an existing training loop on unequal devices, its loss code unchanged.
+
+    model, optimizer, loader = ev.prepare(model, optimizer, loader)
+    for x, y in loader:                       # one turn = one micro-batch of this device
+        loss = loss_fn(model(x), y)
+        loss.backward()                       # the step's last one ends with the sum over all devices
+        optimizer.step()                      # moves once per global batch, does nothing in between
+        optimizer.zero_grad()
+
+The loader's `batch_size` is the global batch. Between micro-batches `.grad` is None, after the last backward
+it is the gradient one device would have: clip_grad_norm_ and the like work as they stand.
+"""
+
+import atexit
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from evener.core.fleet import Fleet
+from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.split import apportion
+from evener.errors import PlanMismatchError, UsageError
+from evener.runtime.ranks import Ranks
+from evener.runtime.replicas import spread_state
+from evener.session.ask import fleet_here
+from evener.session.drop_in.loader import ShareLoader
+from evener.session.drop_in.steps import LoopSteps, Scale
+from evener.session.feed import Samples
+from evener.session.meeting import open_meeting, world_size_here
+from evener.session.site import backend_of, open_site
+
+
+class Prepared(NamedTuple):
+    """What `prepare` gives back, in the order it took it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: ShareLoader
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader,
+    *,
+    scheduler: Any = None,
+    plan: Plan | None = None,
+    batch_per_device: dict[str, int] | list[int] | None = None,
+    micro_batch: int | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
+    weight: Callable[[Any], Any] | None = None,
+    fleet: Fleet | None = None,
+    seed: int = 0,
+) -> Prepared:
+    """The same three, made to train together with the other processes of a torchrun job.
+
+    batch_per_device: samples of each global batch by device, a list in process order or a dict; without it
+    and without a plan all get the same. micro_batch: samples of one turn of the loop. reduction: whether the
+    loop's loss is a mean or a sum over its batch. weight(batch): what a mean divides by; default the samples.
+    scheduler: a torch LR scheduler, made to move once per global batch. Raises UsageError for loaders and
+    plans that cannot be shared out.
+    """
+    meeting = open_meeting()
+    fleet = fleet or fleet_here(None, world_size_here() or 1)
+    names = tuple(d.name for d in fleet.devices)
+    samples, global_batch = _samples_of(loader, seed)
+    plan = plan or _split_plan(names, global_batch, batch_per_device, micro_batch)
+    if plan.global_batch != global_batch or not plan.is_data_parallel or set(plan.devices) != set(names):
+        raise PlanMismatchError(
+            "the plan is not for this loop",
+            numbers=f"plan: batch {plan.global_batch} on {', '.join(plan.devices)}; here: batch_size "
+            f"{global_batch} on {', '.join(names)}",
+            remedy="a plan of one-stage pipelines for these devices, and batch_size = global batch",
+        )
+    if any(s.precision or s.recompute or s.residence for _, _, s in plan.numbered_stages()):
+        raise UsageError(
+            "the plan asks for a precision, recompute or a residence, which a loop of one's own must see to",
+            remedy="ev.train with this plan, or a plan without them",
+        )
+    site = open_site(fleet.devices[meeting.rank], rehearse=False)
+    ranks = Ranks(names, site.device.name)
+    model.to(site.torch_device)
+    if ranks.world_size > 1:
+        meeting.join_group(ranks.rank, ranks.world_size, backend_of(fleet, names))
+        atexit.register(meeting.leave_group)  # its threads must end before the interpreter does
+        spread_state(model)
+    scale = Scale(reduction, weight)
+    steps = LoopSteps(model, ranks, site.wire(fleet, names, rehearse=False), scale)
+    _gate(optimizer, steps)
+    if scheduler is not None:
+        _gate_scheduler(scheduler, steps)
+    return Prepared(model, optimizer, ShareLoader(samples, plan, steps, site.torch_device, meeting, ranks))
+
+
+def _gate(optimizer: torch.optim.Optimizer, steps: LoopSteps) -> None:
+    move = optimizer.step
+
+    @functools.wraps(move)  # with its attributes: LR schedulers look for a mark of theirs
+    def step(closure: Any = None) -> Any:
+        if closure is not None:
+            raise UsageError(
+                "an optimiser with a closure runs the model by itself and cannot be shared out",
+                remedy="an optimiser whose step() takes no closure",
+            )
+        return move() if steps.may_move() else None
+
+    optimizer.step = step  # type: ignore[method-assign]
+
+
+def _gate_scheduler(scheduler: Any, steps: LoopSteps) -> None:
+    move, seen = scheduler.step, steps.num_moves
+
+    def step(*args: Any, **kwargs: Any) -> None:
+        nonlocal seen
+        if steps.num_moves > seen:  # called every turn or once an epoch: either way only after a move
+            seen = steps.num_moves
+            move(*args, **kwargs)
+
+    scheduler.step = step
+
+
+def _samples_of(loader: DataLoader, seed: int) -> tuple[Samples, int]:
+    if loader.batch_size is None or not isinstance(loader.sampler, RandomSampler | SequentialSampler):
+        raise UsageError(
+            f"the loader draws its samples with {type(loader.sampler).__name__}, which cannot be shared out",
+            remedy="DataLoader(dataset, batch_size=global batch, shuffle=True or False)",
+        )
+    drawn, size = loader.sampler, len(loader.dataset)  # type: ignore[arg-type]  # samplers have asked too
+    if isinstance(drawn, RandomSampler) and (drawn.replacement or len(drawn) != size):
+        raise UsageError(
+            "the loader draws with replacement or a part of the dataset, so an epoch is not each sample once",
+            numbers=f"{len(drawn)} draws from {size} samples",
+            remedy="DataLoader(dataset, batch_size=global batch, shuffle=True)",
+        )
+    samples = Samples(
+        dataset=loader.dataset,
+        collate=loader.collate_fn,
+        workers=loader.num_workers,
+        shuffle=isinstance(loader.sampler, RandomSampler),
+        seed=seed,
+        drop_last=loader.drop_last,
+        worker_init_fn=loader.worker_init_fn,
+    )
+    return samples, loader.batch_size
+
+
+def _split_plan(
+    names: tuple[str, ...], global_batch: int, given: dict[str, int] | list[int] | None, micro: int | None
+) -> Plan:
+    """A plan of one-stage pipelines with the split that was asked for, the even one without."""
+    if given is None:
+        given = list(apportion(global_batch, [1.0] * len(names)))
+    if isinstance(given, list) and len(given) != len(names):
+        raise UsageError(
+            f"batch_per_device has {len(given)} numbers for {len(names)} devices",
+            numbers=f"devices: {', '.join(names)}",
+            remedy="one number a process, in their order",
+        )
+    split = given if isinstance(given, dict) else dict(zip(names, given, strict=True))
+    if sum(split.values()) != global_batch or set(split) != set(names) or min(split.values()) < 1:
+        raise UsageError(
+            f"batch_per_device {given} does not share out batch_size {global_batch}",
+            numbers=f"sum {sum(split.values())}, devices {', '.join(names)}",
+            remedy="one positive number a device, with the loader's batch_size as their sum",
+        )
+    return Plan(
+        global_batch=global_batch,
+        pipelines=tuple(
+            Pipeline(
+                samples=n,
+                micro_batch=min(micro or n, n),
+                stages=(Stage(layers=("model",), shares=(Share(devices=(d,), samples=min(micro or n, n)),)),),
+            )
+            for d, n in split.items()
+        ),
+        why="the split that was asked for",
+    )

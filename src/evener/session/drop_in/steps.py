@@ -1,0 +1,158 @@
+"""Steps of a loop that is not ours to drive: which backward is the last, and whether all accept the sum."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from evener.core.seams import Wire
+from evener.core.tell import tell
+from evener.errors import ModelError, ReductionMismatchError, UsageError
+from evener.runtime.agreement import Verdict, judge
+from evener.runtime.buckets import GradientBuckets
+from evener.runtime.ranks import Ranks
+from evener.runtime.tally import ABANDONED, HEALTHY, Tally
+from evener.runtime.tally import Share as TallyShare
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much the gradients of a turn count. A sum counts as it is; a mean by its part of all weight."""
+
+    reduction: Literal["mean", "sum"]
+    weight: Callable[[Any], Any] | None
+
+    @property
+    def divides_at_the_end(self) -> bool:
+        """Whether all weight together is known only when the devices have told theirs."""
+        return self.reduction == "mean" and self.weight is not None
+
+    def of(self, batch: Any, size: int, total: int) -> tuple[float, float]:
+        """(weight, factor) of a turn over `size` of the global batch's `total` samples."""
+        weight = float(self.weight(batch) if self.weight and size else size)
+        if self.reduction == "sum":
+            return weight, 1.0 if weight else 0.0
+        return weight, weight if self.weight else weight / total
+
+
+class LoopSteps:
+    """Follows a loop that it does not drive: which backward is the last, and whether a step was finished."""
+
+    def __init__(self, model: nn.Module, ranks: Ranks, wire: Wire, scale: Scale) -> None:
+        self.here = ranks.here
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._buckets = GradientBuckets([self._parameters], ranks, wire)
+        self._tally, self._scale = Tally(ranks, wire), scale
+        for p in self._parameters:
+            p.register_post_accumulate_grad_hook(self._when_gradient_arrives)
+        self._number = 0
+        self._share = TallyShare()
+        self._last = self._awaited = self._queued = False
+        self.verdict: Verdict | None = None
+        self.moved = False
+        self.num_moves = 0
+        self._in_turns = False  # whether some global batch took several turns of the loop
+
+    def begin(self, batch: Any, size: int, total: int, *, last: bool) -> None:
+        """A micro-batch of `size` samples of a global batch of `total` is about to be handed to the loop."""
+        self.settle_micro_batch()
+        self.verdict, self.moved, self._last = None, False, last
+        self._in_turns = self._in_turns or not last
+        weight, factor = self._scale.of(batch, size, total)
+        self._share.weight += weight
+        self._buckets.begin(factor)
+        if last:
+            self._buckets.arm(self._number)
+        self._awaited, self._queued = True, False
+
+    def settle_micro_batch(self) -> None:
+        """Note a micro-batch whose backward never ended: user code caught an error, or skipped it."""
+        if self._awaited:
+            self._share.health = ABANDONED
+            self._awaited = False
+
+    def settle(self) -> None:
+        """The loop is through with a global batch: if its sum was never made, make it now, as a no."""
+        self.settle_micro_batch()
+        if self.verdict is None:
+            self._sum()
+            self._report_skip()
+        elif self.verdict.do == "apply" and not self.moved and self._in_turns:
+            raise UsageError(
+                f"the loop on {self.here} went on without optimizer.step() after a global batch",
+                numbers=f"step {self._number - 1}",
+                remedy="call optimizer.step() in every turn; to accumulate, use a larger batch_size",
+            )
+
+    def leave(self) -> bool:
+        """The loop is left in the middle; True if the global batch is done, else it comes again whole."""
+        if self.verdict is not None:
+            return True
+        self._buckets.discard()
+        self._share, self._awaited = TallyShare(), False
+        return False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the global batch at hand is through: its step was made, or dropped by all."""
+        return self.verdict is not None and (self.moved or self.verdict.do != "apply")
+
+    def may_move(self) -> bool:
+        """Whether the optimiser moves now: once, after a sum that all devices accept."""
+        if self.moved:
+            raise UsageError(
+                f"a second optimizer.step() on {self.here} in one turn of the loop",
+                remedy="one backward and one step in each turn",
+            )
+        if self.verdict is None:
+            return False
+        self.moved = self.verdict.do == "apply"
+        self.num_moves += self.moved
+        if not self.moved:
+            self._report_skip()
+        return self.moved
+
+    def _when_gradient_arrives(self, _: nn.Parameter) -> None:
+        if self.verdict is not None and not self.moved:
+            raise ModelError(
+                f"a second backward on {self.here} after the sum over all devices was made",
+                remedy="one backward in each turn of the loop: add the losses first, then loss.backward()",
+            )
+        if not self._queued and self.verdict is None:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._when_backward_ends)
+
+    def _when_backward_ends(self) -> None:
+        self._awaited = False
+        if self._last:
+            self._sum()
+
+    def _sum(self) -> None:
+        self._share.computed_s = float(self.num_moves)  # a slot that a loop of one's own has no use for
+        self._buckets.launch_rest(self._number)
+        underway = self._tally.launch(self._number, self._share)
+        self._buckets.wait()
+        totals = underway.wait()
+        self._check_alike(totals.computed_s, "moved their optimiser a different number of times")
+        self.verdict = judge(totals.health, on_non_finite="skip", weight=totals.weight)
+        if self.verdict.do == "apply":
+            self._buckets.finish(totals.weight if self._scale.divides_at_the_end else 1.0)
+        else:
+            self._buckets.discard()
+        self._number += 1
+        self._share = TallyShare(health=HEALTHY)
+
+    def _check_alike(self, by_device: dict[str, float], what: str) -> None:
+        if len(set(by_device.values())) > 1:
+            raise ReductionMismatchError(
+                f"the devices have {what}, so their parameters are no longer the same",
+                numbers=", ".join(f"{device} {n:g}" for device, n in by_device.items()),
+                remedy="the same loop on every device: optimizer.step() in every turn",
+            )
+
+    def _report_skip(self) -> None:
+        assert self.verdict is not None
+        if self.verdict.do != "apply":
+            tell(f"step {self._number - 1} skipped by all: {self.verdict.reason}")
