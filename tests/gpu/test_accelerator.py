@@ -11,7 +11,7 @@ from evener.core.job import State
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.probing import devices_here, host_name
 from evener.session.ask import fleet_here
-from evener.session.exactness import verify
+from evener.session.exactness.verify import verify
 from evener.session.launch import launch
 from evener.session.request import Request
 from tests.local.device.checks import CHECKS

@@ -19,7 +19,7 @@ from evener.core.split import apportion
 from evener.errors import EvenerError, NonFiniteError, PlanMismatchError, UsageError
 from evener.runtime.checkpoints.folder import checkpoints_in
 from evener.session.conclude import Outcome
-from evener.session.exactness import verify
+from evener.session.exactness.verify import verify
 from evener.session.keep import PARAMETER_FILE
 from evener.session.launch import launch
 from evener.session.request import Request

@@ -16,12 +16,12 @@ from evener.errors import DataError, NoPlanFitsError, UsageError
 from evener.report.metrics import read_metrics
 from evener.runtime.checkpoints.folder import checkpoints_in
 from evener.runtime.tables.rows import initial_rows
-from evener.session.exactness import verify
+from evener.session.drop_in.checkpoints import load_checkpoint
+from evener.session.exactness.verify import verify
 from evener.session.launch import launch
 from evener.session.recipe import load_recipe
 from evener.session.request import Request
 from evener.session.save_rule import Keep, rule_of
-from evener.session.saved import load_checkpoint
 from tests.architecture.source import ROOT
 
 A, B, C = "lab1/a", "lab1/b", "lab1/c"
@@ -247,7 +247,23 @@ def test_a_dense_checkpoint_goes_on_with_tables_in_parts_and_in_plain_pytorch(
             torch.testing.assert_close(optimizers[0].state[p][key], value, rtol=0, atol=1e-10)
 
 
-def test_a_table_in_a_file_has_no_checkpoint(tmp_path: Path) -> None:
-    place = {"word": {"file": str(tmp_path / "rows"), "rows": 20}, "goods": "cpu"}
-    with pytest.raises(UsageError, match="checkpoints do not hold tables in files: word"):
-        saved_run(tmp_path / "run", uneven(12), place, 3, checkpoint=rule_of("2", Keep(last=3)))
+@pytest.mark.parametrize("plan", [uneven(12), uneven(7, 5)], ids=["one device", "two"])
+def test_a_table_in_a_file_is_saved_and_goes_on_from_any_checkpoint(
+    undisturbed: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, plan: Plan
+) -> None:
+    """From parts in memory into files; from files on, in memory, in the model and in plain PyTorch."""
+    folder, ends = undisturbed
+    (third,) = [c.path for c in checkpoints_in(folder) if c.manifest.position.step == 3]
+    place = {"word": {"file": str(tmp_path / "rows"), "rows": 20, "hot": 14}, "goods": "cpu"}
+    rule = rule_of("1", Keep(last=9))
+    runs = [saved_run(tmp_path / "file", plan, place, 6, resume=str(third), checkpoint=rule)]
+    saved = {c.manifest.position.step: c.path for c in checkpoints_in(tmp_path / "file")}
+    assert set(saved) == {4, 5, 6}
+    for number, where in enumerate((place, PARTS, {})):
+        runs.append(saved_run(tmp_path / str(number), uneven(7, 5), where, 6, resume=str(saved[4])))
+    for found in runs:
+        for name, tensor in ends.items():
+            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10, msg=name)
+    model = load_recipe(str(folder / "job.py"), 0).model.double()
+    load_checkpoint(saved[6], model, torch.optim.Adam(model.parameters(), lr=0.01))
+    torch.testing.assert_close(model.word.weight.detach(), ends["word.weight"], rtol=0, atol=1e-10)

@@ -10,7 +10,7 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import ScheduleError, UsageError
-from evener.session.exactness import Exactness, verify
+from evener.session.exactness.verify import Exactness, verify
 from evener.session.launch import launch
 from evener.session.request import Request
 from tests.local.plans import plan_of, stage

@@ -11,7 +11,7 @@ from evener.core.fleet import Device, Fleet
 from evener.core.order import epoch_order
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.report.metrics import read_metrics
-from evener.session.exactness import verify
+from evener.session.exactness.verify import verify
 from evener.session.keep import first_gradients
 from evener.session.launch import launch
 from evener.session.request import Request

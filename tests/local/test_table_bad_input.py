@@ -16,7 +16,7 @@ from evener.errors import DataError, EnvironmentBrokenError, EvenerError
 from evener.runtime.tables.optimizers import TableAdam
 from evener.runtime.tables.table import Part, Table
 from evener.runtime.tables.tiered import TieredRows
-from evener.session.exactness import verify
+from evener.session.exactness.verify import verify
 from evener.session.launch import launch
 from evener.session.request import Request
 from tests.local.device.test_job import fleet

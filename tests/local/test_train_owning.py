@@ -11,7 +11,7 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Held, Ownership, Pipeline, Plan, Share, Stage
 from evener.errors import EvenerError
 from evener.report.metrics import read_metrics
-from evener.session.exactness import verify
+from evener.session.exactness.verify import verify
 from evener.session.keep import PARAMETER_FILE
 from evener.session.launch import launch
 from evener.session.request import Request

@@ -19,7 +19,7 @@ from evener.core.words import counted
 from evener.errors import NotExactError
 
 if TYPE_CHECKING:
-    from evener.session.exactness import Exactness
+    from evener.session.exactness.verify import Exactness
 
 
 def verify(
@@ -49,7 +49,7 @@ def verify(
 
     from evener.cli.train import print_json
     from evener.session.ask import request_for
-    from evener.session.exactness import verify as compare
+    from evener.session.exactness.verify import verify as compare
 
     request = request_for(
         script,
@@ -133,7 +133,7 @@ def verdict_of(found: "Exactness") -> str:
 
 def hint_of(found: "Exactness") -> str:
     """The error where float64 differs, which rounding and lower precision do not explain; else ""."""
-    from evener.session.exactness import FLOAT64_BOUND, PARAMETER_BOUND
+    from evener.session.exactness.verify import FLOAT64_BOUND, PARAMETER_BOUND
 
     if found.gradient_error_float64 <= FLOAT64_BOUND and found.parameter_error_float64 <= PARAMETER_BOUND:
         return ""

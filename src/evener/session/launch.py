@@ -117,7 +117,7 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends us
     mp.set_start_method(None, force=True)  # data loader workers start as they do in any script
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
-    from evener.session.predicting import predict_to_file
+    from evener.session.prediction.process import predict_to_file
     from evener.session.worker import guarded_work, join
 
     request = decode(request_json, Request, "the request")

@@ -26,7 +26,7 @@ from evener.runtime.tables.rows import MemoryRows
 from evener.runtime.tables.table import Part
 from evener.runtime.tables.tiered import TieredRows
 from evener.runtime.wire import SoloWire
-from evener.session.exactness import verify
+from evener.session.exactness.verify import verify
 from evener.session.request import Request
 from evener.session.tables import JobTables
 from tests.local import tables as cases

@@ -14,7 +14,7 @@ from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.cost.evaluate import CostModel, evaluate
-from evener.session.exactness import verify
+from evener.session.exactness.verify import verify
 from evener.session.keep import first_gradients
 from evener.session.launch import launch
 from evener.session.measure import profile_recipe

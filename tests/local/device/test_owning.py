@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evener.session.exactness import verify
+from evener.session.exactness.verify import verify
 from tests.local.device.checks import raises
 from tests.local.device.opening import card_of
 from tests.local.device.test_job import fleet, request_for

@@ -9,9 +9,10 @@ from evener.cli.main import main
 from evener.cli.verify import conditions_of
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.session import exactness
 from evener.session.decide import DROPOUT
-from evener.session.exactness import DROPOUT_OFF, Exactness
+from evener.session.exactness import verify as exactness
+from evener.session.exactness.reference import DROPOUT_OFF, reference
+from evener.session.exactness.verify import Exactness
 from evener.session.recipe import load_recipe
 from evener.session.request import Request
 
@@ -72,7 +73,7 @@ def test_dropout_that_was_switched_off_is_told(tmp_path: Path, rate: float, off:
     )
     fleet = Fleet(devices=(Device(name="lab/a", kind="cpu"),))
     request = Request(fleet=fleet, run_dir=str(tmp_path), script=str(script))
-    _, _, notes = exactness._reference(request, PLAN, 1)
+    _, _, notes = reference(request, PLAN, 1)
     assert notes == ((DROPOUT, DROPOUT_OFF) if off else ())
 
 

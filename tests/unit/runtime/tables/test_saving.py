@@ -1,5 +1,8 @@
 """What a checkpoint has of a table is what torch's optimiser of a dense one has; it goes on from there."""
 
+import errno
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +12,16 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from evener.errors import StateError, UsageError
+from evener.errors import StateError
 from evener.runtime.checkpoints.files import Disk
 from evener.runtime.checkpoints.folder import FOLDER, Checkpoint, partial_of
 from evener.runtime.checkpoints.saving import Part as Shard
 from evener.runtime.checkpoints.saving import complete, write_part
+from evener.runtime.tables import sharing
+from evener.runtime.tables.coldfile import ColdFile
 from evener.runtime.tables.optimizers import TableAdagrad, TableAdam, TableOptimizer, TableSGD
 from evener.runtime.tables.rows import MemoryRows
-from evener.runtime.tables.saving import export_table, import_table, refuse_files
+from evener.runtime.tables.saving import export_table, import_table
 from evener.runtime.tables.table import Part, Table
 from evener.runtime.tables.tiered import TieredRows
 from tests.checkpoints import manifest_at
@@ -55,21 +60,19 @@ def table_of(start: int, stop: int, optimizer: TableOptimizer, rows: torch.Tenso
 
 def saved(folder: Path, tables: list[Table]) -> Checkpoint:
     """As the devices of a job would, one after the other."""
-    files, partial = Disk(), folder / FOLDER / partial_of(8, "token")
-    written = [
-        write_part(
-            files,
-            Shard(
-                partial=partial,
-                device=f"lab/{i}",
-                place=i + 1,
-                places=len(tables),
-                copy=lambda i=i: {n: t.clone() for n, t in export_table(tables[i], leads=not i).items()},
-                statistics={},
-            ),
+    files, partial, written = Disk(), folder / FOLDER / partial_of(8, "token"), []
+    for i, table in enumerate(tables):
+        exported = export_table(table, leads=not i)
+        shard = Shard(
+            partial=partial,
+            device=f"lab/{i}",
+            place=i + 1,
+            places=len(tables),
+            copy=lambda e=exported: e.tensors | e.later,
+            statistics={},
         )
-        for i in range(len(tables))
-    ]
+        written.append(write_part(files, shard))
+        exported.release()
     assert not any(w.error for w in written), written
     done = complete(files, partial, manifest_at(8), written, keep_last=3)
     assert done.path is not None, done.why
@@ -87,6 +90,29 @@ def dense(make: Callable[[Any], torch.optim.Optimizer], steps: int) -> tuple[tor
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
         optimizer.step()
     return p.detach(), optimizer.state[p]
+
+
+def in_a_file(folder: Path, start: int, stop: int, optimizer: TableOptimizer) -> Table:
+    """Seven rows in memory, the others in a file; a step asks for six at most."""
+    rows = TieredRows(
+        folder / f"{start}-{stop}", stop - start, lambda a, b: weight()[start:stop][a:b], host=7
+    )
+    table = Table("emb", ROWS, DIM, Part(start, stop, rows))
+    table.use(optimizer)
+    return table
+
+
+def in_memory(folder: Path, start: int, stop: int, optimizer: TableOptimizer) -> Table:
+    return table_of(start, stop, optimizer)
+
+
+WHERE = pytest.mark.parametrize("make", [in_memory, in_a_file], ids=["memory", "file"])
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are written and read in several pieces, as those of a large table."""
+    monkeypatch.setattr(sharing, "CHUNK_BYTES", 600)
 
 
 CASES = pytest.mark.parametrize(
@@ -108,10 +134,11 @@ CASES = pytest.mark.parametrize(
 
 
 @CASES
+@WHERE
 def test_state_has_the_names_and_numbers_of_torch(
-    tmp_path: Path, ours: TableOptimizer, theirs: Callable[[Any], torch.optim.Optimizer]
+    tmp_path: Path, make: Any, ours: TableOptimizer, theirs: Callable[[Any], torch.optim.Optimizer]
 ) -> None:
-    tables = [table_of(0, SPLIT, ours), table_of(SPLIT, ROWS, ours)]
+    tables = [make(tmp_path, 0, SPLIT, ours), make(tmp_path, SPLIT, ROWS, ours)]
     for table in tables:
         train(table, range(20))
     checkpoint = saved(tmp_path, tables)
@@ -126,11 +153,12 @@ def test_state_has_the_names_and_numbers_of_torch(
 
 
 @CASES
+@WHERE
 @pytest.mark.parametrize("bounds", [(0, ROWS), (0, 4), (10, 33), (20, 20)], ids=str)
 def test_it_goes_on_in_other_parts(
-    tmp_path: Path, ours: TableOptimizer, theirs: object, bounds: tuple[int, int]
+    tmp_path: Path, ours: TableOptimizer, theirs: object, bounds: tuple[int, int], make: Any
 ) -> None:
-    tables = [table_of(0, SPLIT, ours), table_of(SPLIT, ROWS, ours)]
+    tables = [make(tmp_path, 0, SPLIT, ours), make(tmp_path, SPLIT, ROWS, ours)]
     for table in tables:
         train(table, range(20))
     checkpoint = saved(tmp_path, tables)
@@ -145,14 +173,125 @@ def test_it_goes_on_in_other_parts(
     torch.testing.assert_close(again.own(every), straight.own(every), rtol=0, atol=1e-10)
 
 
-def test_saving_leaves_the_table_as_it_would_have_been(tmp_path: Path) -> None:
-    ours, undisturbed = table_of(0, ROWS, TableAdam()), table_of(0, ROWS, TableAdam())
+@WHERE
+def test_saving_leaves_the_table_as_it_would_have_been(tmp_path: Path, make: Any) -> None:
+    ours, undisturbed = make(tmp_path, 0, ROWS, TableAdam()), table_of(0, ROWS, TableAdam())
     train(ours, range(20))
     saved(tmp_path, [ours])
     train(ours, range(20, 40))
     train(undisturbed, range(40))
     every = torch.arange(ROWS)
     torch.testing.assert_close(ours.own(every), undisturbed.own(every), rtol=0, atol=1e-10)
+
+
+@CASES
+def test_a_table_in_a_file_goes_on_where_a_checkpoint_was(
+    tmp_path: Path, ours: TableOptimizer, theirs: object
+) -> None:
+    """The folder holds something newer: of that nothing is left, in memory or below."""
+    straight, tables = (
+        table_of(0, ROWS, ours),
+        [table_of(0, SPLIT, ours), table_of(SPLIT, ROWS, ours)],
+    )
+    for table in (straight, *tables):
+        train(table, range(20))
+    checkpoint = saved(tmp_path, tables)
+    again = in_a_file(tmp_path, 0, ROWS, ours)
+    train(again, range(50, 80))
+    import_table(again, checkpoint)
+    for table in (straight, again):
+        train(table, range(20, 30))
+    every = torch.arange(ROWS)
+    torch.testing.assert_close(again.own(every), straight.own(every), rtol=0, atol=1e-10)
+    again.part.rows.commit()
+    again.part.rows.close()  # type: ignore[attr-defined]
+    reopened = in_a_file(tmp_path, 0, ROWS, ours)
+    torch.testing.assert_close(reopened.own(every), straight.own(every), rtol=0, atol=1e-10)
+
+
+def frozen(table: Table) -> tuple[dict[str, torch.Tensor], TieredRows]:
+    rows = table.part.rows
+    assert isinstance(rows, TieredRows)
+    return {c: t.clone() for c, t in rows.committed(0, ROWS).items()}, rows
+
+
+def test_the_training_goes_on_while_a_checkpoint_reads_the_file(tmp_path: Path) -> None:
+    """It reads what the rows were; the log grows up to the table's size meanwhile, then a commit waits."""
+    ours, undisturbed = in_a_file(tmp_path, 0, ROWS, TableAdam()), table_of(0, ROWS, TableAdam())
+    train(ours, range(20))
+    train(undisturbed, range(20))
+    was = undisturbed.own(torch.arange(ROWS)).clone()
+    exported, rows = export_table(ours, leads=True), frozen(ours)[1]
+    step = 20
+    while rows.file.logged < ROWS - 6:
+        train(ours, range(step, step + 1))
+        step += 1
+    assert rows.file.logged > 4 * 7 and rows.file.step == 20
+    later = threading.Timer(0.2, exported.release)
+    found = {n: x.read().clone() for n, x in exported.later.items() if n.startswith("rows/model")}
+    assert len(found) > 3
+    torch.testing.assert_close(torch.cat(list(found.values())), was, rtol=0, atol=1e-10)
+    later.start()
+    train(ours, range(step, step + 6))
+    later.join()
+    assert rows.file.step > step
+    with pytest.raises(StateError, match="no longer what the checkpoint was to have"):
+        next(iter(exported.later.values())).read()
+    train(undisturbed, range(20, step + 6))
+    every = torch.arange(ROWS)
+    torch.testing.assert_close(ours.own(every), undisturbed.own(every), rtol=0, atol=1e-10)
+
+
+def test_a_checkpoint_that_took_the_disks_last_room_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table's log cannot grow: the training waits until the checkpoint is given up, and goes on."""
+    ours, undisturbed = in_a_file(tmp_path, 0, ROWS, TableAdam()), table_of(0, ROWS, TableAdam())
+    train(ours, range(20))
+    exported, rows = export_table(ours, leads=True), frozen(ours)[1]
+    append = ColdFile._append
+
+    def full(file: ColdFile, data: bytes) -> None:
+        if not given_up:
+            threading.Timer(0.1, lambda: (given_up.append(1), exported.release())).start()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(file, data)
+
+    given_up: list[int] = []
+    monkeypatch.setattr(ColdFile, "_append", full)
+    train(ours, range(20, 40))
+    assert given_up and not rows.file.reading.locked()
+    train(undisturbed, range(40))
+    every = torch.arange(ROWS)
+    torch.testing.assert_close(ours.own(every), undisturbed.own(every), rtol=0, atol=1e-10)
+
+
+def test_a_process_killed_while_it_takes_up_a_checkpoint_leaves_no_torn_table(tmp_path: Path) -> None:
+    whole = table_of(0, ROWS, TableAdam())
+    train(whole, range(20))
+    checkpoint = saved(tmp_path, [whole])
+    table = in_a_file(tmp_path, 0, ROWS, TableAdam())
+    train(table, range(30))
+    table.part.rows.commit()
+    pieces = []
+
+    def dies(file: ColdFile, first: int, rows: Any) -> None:
+        pieces.append(first)
+        fill(file, first, rows)
+        if len(pieces) == 2:
+            raise KeyboardInterrupt
+
+    fill = ColdFile.fill
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ColdFile, "fill", dies)
+        import_table(table, checkpoint)
+    table.part.rows.close()  # type: ignore[attr-defined]
+    again = in_a_file(tmp_path, 0, ROWS, TableAdam())
+    assert torch.equal(again.own(torch.arange(ROWS)), weight()) and not len(again.rates.values)
+    import_table(again, checkpoint)
+    torch.testing.assert_close(
+        again.own(torch.arange(ROWS)), whole.own(torch.arange(ROWS)), rtol=0, atol=1e-10
+    )
 
 
 def test_state_of_another_optimiser(tmp_path: Path) -> None:
@@ -182,9 +321,3 @@ def test_moments_without_the_number_of_their_steps_are_refused(tmp_path: Path) -
     object.__setattr__(partly, "manifest", manifest)
     with pytest.raises(StateError, match="after how many steps the table emb is"):
         import_table(table_of(0, ROWS, TableAdam()), partly)
-
-
-def test_a_table_in_a_file_is_refused(tmp_path: Path) -> None:
-    rows = TieredRows(tmp_path, ROWS, lambda a, b: weight()[a:b], host=5)
-    with pytest.raises(UsageError, match="tables in files: emb"):
-        refuse_files([Table("emb", ROWS, DIM, Part(0, ROWS, rows))])

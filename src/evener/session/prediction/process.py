@@ -19,8 +19,8 @@ from evener.runtime.replicas import spread_state
 from evener.session.heldout import Heldout, mean_of, pass_over
 from evener.session.layout import lay_out
 from evener.session.meeting import OUTCOME, Meeting
-from evener.session.outputs import Keeper, gathered, write_outputs
 from evener.session.placing import Placing, settled
+from evener.session.prediction.outputs import Keeper, gathered, write_outputs
 from evener.session.prepare import agreed_plan, prepared
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Prediction, Request

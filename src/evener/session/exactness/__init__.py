@@ -1,0 +1,1 @@
+"""How far a run ends from plain loops on one device: `ev.verify`, `evener verify`, and those loops."""

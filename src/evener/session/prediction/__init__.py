@@ -1,0 +1,1 @@
+"""Outputs for a dataset through any plan: `ev.predict`, `evener predict`."""
