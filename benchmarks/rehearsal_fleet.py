@@ -18,12 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import evener as ev
 from benchmarks.common import Bar, finish, parser, say
-from benchmarks.rehearsal_models import Language, next_word, words
+from benchmarks.rehearsal_models import transformer
 from evener.core.catalogue import FleetFile, FleetLine, Scale, resolved
 from evener.core.figures import Figure
 from evener.core.files import read
@@ -49,15 +47,7 @@ STRONG, WEAK = "lab/rtx3080", "lab/rtx3060"
 
 def recipe() -> ev.Recipe:
     """What `evener train` runs."""
-    torch.manual_seed(0)
-    return ev.Recipe(
-        name="transformer",
-        model=Language(LAYERS, WIDTH, VOCABULARY),
-        dataset=words(CONTEXT, VOCABULARY),
-        loss=next_word,
-        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3),
-        global_batch=GLOBAL_BATCH,
-    )
+    return transformer(LAYERS, WIDTH, VOCABULARY, CONTEXT, GLOBAL_BATCH)
 
 
 def cards(slower: float, *names: str) -> Fleet:

@@ -61,6 +61,19 @@ def words(context: int, vocabulary: int) -> list[tuple[torch.Tensor, torch.Tenso
     return [(row[:-1], row[1:]) for row in text]
 
 
+def transformer(layers: int, width: int, vocabulary: int, context: int, global_batch: int) -> ev.Recipe:
+    """A language model and AdamW over random words."""
+    torch.manual_seed(0)
+    return ev.Recipe(
+        name="transformer",
+        model=Language(layers, width, vocabulary),
+        dataset=words(context, vocabulary),
+        loss=next_word,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3),
+        global_batch=global_batch,
+    )
+
+
 def _language() -> tuple[nn.Module, Any, Callable]:
     return Language(), words(CONTEXT, VOCABULARY), next_word
 
