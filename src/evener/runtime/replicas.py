@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from evener.core.seams import Wire
-from evener.runtime.ranks import Ranks
+from evener.runtime.ranks import PATIENCE, Ranks
 
 
 def spread_state(model: nn.Module) -> None:
@@ -56,8 +56,8 @@ def collect(model: nn.Module, holders: Mapping[str, tuple[str, ...]], ranks: Ran
         if leader in owners:
             continue
         if ranks.here == owners[0]:
-            dist.send(tensor.detach().cpu().contiguous(), dst=0)
+            dist.isend(tensor.detach().cpu().contiguous(), dst=0).wait(PATIENCE)
         elif ranks.here == leader:
             host = torch.empty_like(tensor, device="cpu")
-            dist.recv(host, src=ranks.devices.index(owners[0]))
+            dist.irecv(host, src=ranks.devices.index(owners[0])).wait(PATIENCE)
             tensor.detach().copy_(host)

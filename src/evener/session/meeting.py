@@ -6,24 +6,27 @@ Works alike under `evener train` and under torchrun: both set RANK, WORLD_SIZE, 
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from evener.core.figures import Value
 from evener.core.files import decode, encode
 from evener.errors import EnvironmentBrokenError, EvenerError, PeerLostError
+from evener.runtime.ranks import PATIENCE
 from evener.session.members.sockets import GroupSockets, shut_sockets
 
 T = TypeVar("T")
 OUTCOME, FINISHED = "outcome", "finished"  # what the leading process puts at the end
 POLL_S = 0.01
 FOREVER = timedelta(days=365)  # for what takes as long as the training
-GROUP_TIMEOUT = timedelta(minutes=30)  # a lost peer closes its socket; the timeout is for a silent network
+REGROUP_TIMEOUT = timedelta(seconds=10)  # of those who have just answered a roll
 
 
 class Failure(Value, frozen=True, kw_only=True):
@@ -56,6 +59,7 @@ class Meeting:
         self.alarm: Callable[[], str | None] = lambda: None
         self._is_over = threading.Event()
         self._entrance = store  # where failures are told, whatever room this is
+        self._patience = PATIENCE
 
     def within(self, name: str) -> "Meeting":
         """This meeting with keys of its own; failures are still told to all."""
@@ -95,7 +99,7 @@ class Meeting:
             time.sleep(POLL_S)
         return self.get(key, shape)
 
-    def get(self, key: str, shape: type[T], timeout: timedelta = GROUP_TIMEOUT) -> T:
+    def get(self, key: str, shape: type[T], timeout: timedelta = PATIENCE) -> T:
         """The value another process put under `key`; waits for it, and no longer than the job lives."""
         end = time.monotonic() + timeout.total_seconds()
         try:
@@ -132,33 +136,60 @@ class Meeting:
             time.sleep(0.02)
         return None
 
-    def join_group(self, rank: int, world_size: int, backend: str) -> None:
+    def join_group(self, rank: int, world_size: int, backend: str, patience: timedelta = PATIENCE) -> None:
         """Form the group of this room as its process `rank` of `world_size`.
 
-        Over a connection of its own, so that waiting for a device that never comes can be ended.
+        Over a connection of its own, so that waiting for a device that never comes can be ended. Gloo waits
+        for one that is gone by now as if it were to come: PeerLostError after `patience`, here and in
+        `new_group`.
         """
-        with self.sockets.opening():
+        self._patience = patience
+        with self._forming():
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("group", self.store.clone()),  # type: ignore[attr-defined]
                 rank=rank,
                 world_size=world_size,
-                timeout=GROUP_TIMEOUT,
+                timeout=patience,
             )
+            _be_patient(dist.group.WORLD)
 
     def new_group(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup:
         """The group of some processes of the group that was joined; made by all of them together.
 
         Of the backend of that group where none is named.
         """
+        with self._forming():
+            group = dist.new_group(list(ranks), backend=backend, timeout=self._patience)
+            if self.rank in ranks:
+                _be_patient(group)
+            return group
+
+    @contextmanager
+    def _forming(self) -> Iterator[None]:
+        start = time.monotonic()
         with self.sockets.opening():
-            return dist.new_group(list(ranks), backend=backend)
+            try:
+                yield
+            except RuntimeError as e:
+                waited = timedelta(seconds=time.monotonic() - start)
+                if waited < self._patience:
+                    raise
+                raise PeerLostError(
+                    f"a group of devices did not come together within {waited.total_seconds():.0f} s",
+                    numbers=str(e).partition("\n")[0],
+                ) from e
 
     def leave_group(self) -> None:
         """Leave the group and all that were made in it."""
         if dist.is_initialized():
             dist.destroy_process_group()
         self.sockets.forget()
+
+
+def _be_patient(group: dist.ProcessGroup | None) -> None:
+    """Once formed, a group's sums take as long as the work of the slowest device."""
+    _set_pg_timeout(PATIENCE, group)
 
 
 def _ground(store: dist.Store) -> dist.Store:

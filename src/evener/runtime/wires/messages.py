@@ -18,6 +18,7 @@ from torch import Tensor
 
 from evener.core.exchange import PIECE_BYTES
 from evener.errors import ReductionMismatchError
+from evener.runtime.ranks import PATIENCE
 
 HEADER_BYTES = 64
 ROOM_BYTES = HEADER_BYTES + PIECE_BYTES + 4096
@@ -33,7 +34,7 @@ class Outgoing:
 
     def wait(self) -> None:
         work, self._work = self._work, None
-        work.wait()
+        work.wait(PATIENCE)
 
 
 class Messages:
@@ -75,7 +76,7 @@ class Messages:
 
     def receive(self, source: str, work: Any, num_bytes: int, values: Tensor, number: int) -> Tensor:
         """The payload of the message that `work` expects, which must stand for values like `values`."""
-        work.wait()
+        work.wait(PATIENCE)
         room = self._rooms[source]
         magic, told, count, dtype, size, *_ = room[:HEADER_BYTES].view(torch.int64).tolist()
         wanted = (_MAGIC, number, values.numel(), DTYPES.index(values.dtype), num_bytes)

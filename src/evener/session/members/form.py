@@ -9,12 +9,13 @@ import torch
 
 from evener.core.figures import Value
 from evener.policy.settle import moves
-from evener.runtime.ranks import Ranks
+from evener.runtime.ranks import PATIENCE, Ranks
 from evener.runtime.replicas import spread_state
 from evener.session.alike import check_alike
 from evener.session.decide import samples_to_train
 from evener.session.keep import saved_tensors
 from evener.session.layout import lay_out
+from evener.session.meeting import REGROUP_TIMEOUT
 from evener.session.members.handover import hand_over
 from evener.session.members.member import Generation, Member
 from evener.session.members.pulse import SILENT_S
@@ -51,7 +52,8 @@ def form(member: Member, generation: Generation) -> None:
         ranks = Ranks(used, here)
         room.rank, room.world_size = ranks.rank, ranks.world_size
         if len(used) > 1:
-            room.join_group(ranks.rank, len(used), backend_of(turn.fleet, used))
+            patience = PATIENCE if number == 1 else REGROUP_TIMEOUT
+            room.join_group(ranks.rank, len(used), backend_of(turn.fleet, used), patience)
             if number == 1:
                 check_alike(member.recipe.model, ranks, room)
                 spread_state(member.recipe.model)

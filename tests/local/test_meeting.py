@@ -1,0 +1,56 @@
+"""Groups are formed with a patience of their own, and then bear work of any length."""
+
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from evener.errors import PeerLostError
+from evener.runtime.wires.messages import Messages
+from evener.session.meeting import Meeting
+from tests.local.pool import Pool
+
+BRIEF = timedelta(seconds=1)
+
+
+def store_at(port: int, *, is_master: bool) -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", port, is_master=is_master, wait_for_workers=False)
+
+
+def test_one_who_never_comes_is_waited_for_no_longer_than_said() -> None:
+    """A device was stopped while it joined a group; the others left it, and it waited for half an hour."""
+    start = time.monotonic()
+    with pytest.raises(PeerLostError, match="did not come together within"):
+        Meeting(store_at(0, is_master=True), 0, 2).join_group(0, 2, "gloo", BRIEF)
+    assert 1.0 <= time.monotonic() - start < 10.0
+    assert not dist.is_initialized()
+
+
+def slow(rank: int, world_size: int, port: int) -> float:
+    """Every sum and every message of a group starts later than its members would have been waited for."""
+    dist.destroy_process_group()
+    meeting = Meeting(store_at(port, is_master=False), rank, world_size)
+    meeting.join_group(rank, world_size, "gloo", BRIEF)
+    group = meeting.new_group([0, 1])
+    values = torch.full((8,), float(rank + 1))
+    messages = Messages(group, ["a", "b"], "ab"[rank], 7)
+    if rank == 0:
+        came = messages.receive("b", messages.expect("b"), values.nbytes, values, 0)
+        values += came.view(values.dtype)
+    else:
+        time.sleep(1.5)
+        messages.outgoing("a", values.nbytes).view(values.dtype).copy_(values)
+        messages.send("a", values.nbytes, values, 0).wait()
+        time.sleep(1.5)
+    dist.all_reduce(values)
+    if rank == 0:
+        time.sleep(1.5)
+    dist.all_reduce(values, group=group)
+    return float(values[0])
+
+
+def test_work_in_a_group_may_take_longer_than_forming_it(pool: Pool) -> None:
+    store = store_at(0, is_master=True)
+    assert pool.run(slow, 2, store.port) == [10.0, 10.0]
