@@ -164,10 +164,12 @@ def _end_all() -> None:
             os.kill(process.pid, signal.SIGABRT)
 
 
-def faults_of(script: Script, outcome: Outcome | str, folder: Path) -> list[str]:
+def faults_of(script: Script, outcome: Outcome | str, folder: Path, took_s: float) -> list[str]:
     """What is wrong with how a run ended; empty where it is as the undisturbed one."""
     if isinstance(outcome, str):
         return [outcome]
+    if took_s >= LATE_S:
+        return [f"a process did not end by itself within {LATE_S:.0f} s"]
     wanted, losses = reference(script.optimizer, script.max_norm)
     tensors = load_file(folder / "model.safetensors")
     order = [f"{n}.{kind}" for n in ("0", "2", "3", "5", "6") for kind in ("weight", "bias")]
@@ -209,7 +211,7 @@ def main() -> int:
             write_recipe(recipe, script.optimizer, script.max_norm)
             outcome, took_s = play(script, folder, recipe)
             longest_s = max(longest_s, took_s)
-            wrong = faults_of(script, outcome, folder)
+            wrong = faults_of(script, outcome, folder, took_s)
             met.update(
                 [script.shape, *(f.type for f in script.faults.faults), *(o[0] for o in script.outside)]
             )

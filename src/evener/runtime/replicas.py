@@ -56,8 +56,13 @@ def collect(model: nn.Module, holders: Mapping[str, tuple[str, ...]], ranks: Ran
         if leader in owners:
             continue
         if ranks.here == owners[0]:
-            dist.isend(tensor.detach().cpu().contiguous(), dst=0).wait(PATIENCE)
+            _wait(dist.isend(tensor.detach().cpu().contiguous(), dst=0))
         elif ranks.here == leader:
             host = torch.empty_like(tensor, device="cpu")
-            dist.irecv(host, src=ranks.devices.index(owners[0])).wait(PATIENCE)
+            _wait(dist.irecv(host, src=ranks.devices.index(owners[0])))
             tensor.detach().copy_(host)
+
+
+def _wait(work: dist.Work | None) -> None:
+    assert work is not None, "every device of a job is in its group"
+    work.wait(PATIENCE)
