@@ -7,6 +7,7 @@ generation 2: a b                                    one of them has its ballot,
 from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
+from evener.core.ranges import Ranges
 
 
 class Ballot(Value, frozen=True, kw_only=True):
@@ -43,6 +44,8 @@ class Standing(Value, frozen=True, kw_only=True):
     seen only some waves, and another device all: that one's count. `ballot` is of the newest
     step that it concluded; `is_summed` says that it holds all sums of `step`, whose ballot it lacks.
     A device that `stood_by` had no part in the generation, and what it holds may have become old.
+    `kept` are the samples of the global batch of `step` whose gradients it has, in no sum with others' yet;
+    `kept_none` says why there are none, where it had begun that step.
     """
 
     device: str
@@ -55,6 +58,19 @@ class Standing(Value, frozen=True, kw_only=True):
     is_summed: bool = False
     stood_by: bool = False
     snapshots: tuple[Snapshot, ...] = ()
+    kept: Ranges = ()
+    kept_none: str = ""
+
+
+class Rest(Value, frozen=True, kw_only=True):
+    """How a step is finished of which some devices kept samples: ranges of its global batch, by device.
+
+    `anew` are micro-batches in the order in which a device runs them. Together with `kept` every sample is in
+    here once.
+    """
+
+    kept: dict[str, Ranges]
+    anew: dict[str, Ranges]
 
 
 class Turn(Value, frozen=True, kw_only=True):
@@ -62,7 +78,8 @@ class Turn(Value, frozen=True, kw_only=True):
 
     `members` may be more than the plan uses: a device that leaves still hands over what only it holds.
     `holders` has, by name of parameter and buffer, who has its state as of `step`; with `rewind` that state
-    is in their copies of before `step`. `ballot` concludes the step before for those who lack it.
+    is in their copies of before `step`. `ballot` concludes the step before for those who lack it. `rest` is
+    what is left to do of `step` where samples of it are kept.
     """
 
     fleet: Fleet
@@ -75,6 +92,7 @@ class Turn(Value, frozen=True, kw_only=True):
     leaves: tuple[str, ...] = ()
     ballot: Ballot | None = None
     rewind: bool = False
+    rest: Rest | None = None
     reasons: tuple[str, ...] = ()
 
     @property

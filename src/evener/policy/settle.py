@@ -1,7 +1,7 @@
 """What becomes of the step in flight when a device is lost, and whose state is taken.
 
 reduce ──► ballot ──► move       a ballot somewhere: all survivors hold the sums, so all conclude the step
-                                 none: nobody has moved, so all drop it and redo it
+                                 none: nobody has moved, so it is taken anew, or what is left of it (rest.py)
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ def settle(standings: Sequence[Standing], names: Collection[str]) -> Settlement:
     if behind:
         reason = f"step {newest.step - 1} is concluded: {newest.device} has what all agreed on"
     else:
-        reason = f"nothing of step {newest.step} was applied, so it is taken anew"
+        reason = f"nothing of step {newest.step} was applied"
     return Settlement(
         step=newest.step,
         samples_seen=newest.samples_seen,

@@ -9,16 +9,20 @@ A bucket is one flat tensor: the gradients, then a tail that tells the devices a
 
 After the sum the key slots show which reduction each device was in, and the last part on how many
 devices a parameter had a gradient at all: on none means its `.grad` must stay None, as on one device.
+
+Sums are made in place. Where this device's own sum is to outlast them (`keep`), a bucket in host memory is
+copied as it leaves; one on an accelerator, which goes by way of the host, is itself the copy until the sum
+comes back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from evener.core.buckets import BUCKET_BYTES, fill_buckets
 from evener.core.seams import Pending, Wire
-from evener.errors import ModelError, ReductionMismatchError
+from evener.errors import ModelError, PeerLostError, ReductionMismatchError
 from evener.runtime.ranks import Ranks
 from evener.runtime.residing.homes import Homes
 
@@ -68,6 +72,33 @@ class GradientBuckets:
     def num_bytes(self) -> int:
         """Bytes that one device sends into the sum of a step."""
         return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
+
+    def keep(self) -> None:
+        """From now on this device's own sums outlast the sums over devices, for `own_sums`.
+
+        Not where these are made in place on an accelerator.
+        """
+        for bucket in self._buckets:
+            bucket.keeps = True
+
+    def own_sums(self) -> dict[nn.Parameter, torch.Tensor] | None:
+        """This device's own sums of the step under way; None where one of them is in a sum with others'."""
+        found: dict[nn.Parameter, torch.Tensor] = {}
+        for bucket in self._buckets:
+            flat = bucket.own_values()
+            if flat is None:
+                return None
+            rows = zip(bucket.parameters, bucket.views_of(flat), bucket.filled, strict=True)
+            found |= {p: view for p, view, filled in rows if filled}
+        return found
+
+    def put(self, sums: Mapping[nn.Parameter, torch.Tensor]) -> None:
+        """Begin the step under way with `sums`, as `own_sums` gave them."""
+        for bucket in self._buckets:
+            for i, p in enumerate(bucket.parameters):
+                if p in sums:
+                    bucket.views[i].copy_(sums[p])
+                    bucket.filled[i] = True
 
     def begin(self, scale: float) -> None:
         """The next backward's gradients count `scale` times. Until then backwards are not ours."""
@@ -200,11 +231,18 @@ class GradientBuckets:
         number = self._next
         key = 1 + (self._step * len(self._buckets) + number) % _KEYS
         bucket.seal(self.ranks.rank, key)
-        bucket.pending = self._wire.all_reduce(
-            bucket.flat,
-            f"step {self._step}, bucket {number}",
-            exact_tail=bucket.flat.numel() - bucket.num_grads,
-        )
+        try:
+            bucket.pending = self._wire.all_reduce(
+                bucket.flat,
+                f"step {self._step}, bucket {number}",
+                exact_tail=bucket.flat.numel() - bucket.num_grads,
+            )
+        except PeerLostError as e:
+            if not bucket.keeps:
+                raise
+            # The rest of this backward still counts: who waits for the sum is told. The error itself would
+            # hold the frames that hold the group's sockets.
+            bucket.pending = _NeverBegan(e.what, e.numbers, e.remedy)
 
     def _check_keys(self, number: int, keys: list[int]) -> None:
         mine = keys[self.ranks.rank]
@@ -222,6 +260,18 @@ class GradientBuckets:
         for bucket in self._buckets:
             bucket.missing = None
             bucket.filled = [False] * len(bucket.parameters)
+            bucket.has_left = bucket.has_come = False
+
+
+class _NeverBegan:
+    """A sum that could not be begun."""
+
+    def __init__(self, what: str, numbers: str, remedy: str) -> None:
+        self._words = (what, numbers, remedy)
+
+    def wait(self) -> None:
+        what, numbers, remedy = self._words
+        raise PeerLostError(what, numbers=numbers, remedy=remedy)
 
 
 class _Bucket:
@@ -240,6 +290,18 @@ class _Bucket:
         self.filled = [False] * len(parameters)
         self.missing: int | None = None  # gradients still to come; None before the last backward
         self.pending: Pending | None = None
+        self.keeps = self.has_left = self.has_come = False
+        self._copy: torch.Tensor | None = None
+
+    def own_values(self) -> torch.Tensor | None:
+        """This device's own sum, as long as it is there."""
+        if not self.has_left:
+            return self.flat[: self.num_grads]
+        if not self.keeps:
+            return None
+        if self._copy is not None:
+            return self._copy
+        return None if self.has_come else self.flat[: self.num_grads]
 
     def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Each parameter's part of a tensor with the values of all."""
@@ -259,11 +321,17 @@ class _Bucket:
         tail = [0.0] * self._world_size + [float(f) for f in self.filled]
         tail[rank] = float(key)
         self.flat[self.num_grads :] = torch.tensor(tail, dtype=self.flat.dtype)
+        self.has_left = True
+        if self.keeps and self.flat.device.type == "cpu":
+            if self._copy is None:
+                self._copy = torch.empty_like(self.flat[: self.num_grads])
+            self._copy.copy_(self.flat[: self.num_grads])
 
     def wait(self) -> None:
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.wait()
+            self.has_come = True
 
     def tail_values(self) -> tuple[list[int], list[int]]:
         """(key of each device, number of devices on which each parameter had a gradient)."""

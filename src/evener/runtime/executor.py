@@ -14,17 +14,19 @@ import torch
 
 from evener.core.actions import Action, forward_only
 from evener.core.membership import Ballot
+from evener.core.ranges import joined
 from evener.core.seams import Driver
 from evener.core.trace import Cause, Span
 from evener.runtime.agreement import Verdict
 from evener.runtime.batchnorm import statistics_of
 from evener.runtime.holding import Bench, Holding, Portions, Routed, Settings
+from evener.runtime.kept import Kept, RangeOf
 from evener.runtime.problem import Problem
 from evener.runtime.ranks import Ranks
 from evener.runtime.scaling import LossScale
 from evener.runtime.scope import ScopeOf, no_scope
 from evener.runtime.step import Step
-from evener.runtime.tally import Share, Tally, Totals
+from evener.runtime.tally import HEALTHY, Share, Tally, Totals
 from evener.runtime.tidying import Tidier
 
 
@@ -103,12 +105,13 @@ class Executor:
         scope_of: ScopeOf = no_scope,
         notice: int = 0,
         own_samples: int | None = None,
+        kept: Kept | None = None,
     ) -> StepResult:
         """Take step `number` over `total_samples` samples; this device does the actions of `row`.
 
         `scope_of(stage, micro_batch)` says what masks and statistics of a micro-batch depend on. `notice` is
-        told to all devices. `own_samples` are those of this device's circle. An error leaves the step in
-        flight, to be completed or dropped.
+        told to all devices. `own_samples` are those of this device's circle. With `kept` the step begins with
+        what this device has of it already. An error leaves the step in flight, to be completed or dropped.
         """
         start = self.driver.now() if self._began is None else self._began
         tidied = self._tidier.between_steps()
@@ -118,6 +121,8 @@ class Executor:
         run = self._run = Step(self.bench, number, portions, fetch, total_samples, scope_of)
         run.divisor = total_samples if own_samples is None else own_samples
         run.start_s, run.share.seconds_before, run.share.notice = start, self._seconds_before, notice
+        if kept:
+            self._take_up(run, kept)
         for action in row:
             run.do(action)
         run.let_go()
@@ -132,6 +137,11 @@ class Executor:
     def awaits_ballot(self) -> int | None:
         """The step in flight whose gradients are summed while its outcome is not known here."""
         return self._run.number if self._run and self._run.is_summed else None
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step was begun that is neither concluded nor dropped."""
+        return self._run is not None
 
     def read(self, values: Sequence[float]) -> Totals:
         """The totals in the sum of several circles' tallies."""
@@ -148,6 +158,42 @@ class Executor:
         assert run is not None and run.is_summed and run.number == ballot.step
         run.conclude(self.bench.tally.read(ballot.tally), ballot.square_norm)
         return self._concluded(run)
+
+    def keep(self, range_of: RangeOf) -> tuple[Kept | None, str]:
+        """What this device has of the step in flight, to go on with it among others; or None and why not.
+
+        The reason is empty where no step is in flight.
+        """
+        run, here = self._run, self.bench.ranks.here
+        if run is None:
+            return None, ""
+        if run.share.health != HEALTHY:
+            return None, f"what {here} has would not count: it ran out of memory, or its loss is not finite"
+        if not run.is_computed or run.totals is not None:
+            return None, f"{here} was in the middle of a sample"
+        gradients = self.holding.reducers.own_sums()
+        if gradients is None:
+            return None, f"{here} has no gradients of its own any more: they were in sums with others'"
+        ranges = [*(run.kept.ranges if run.kept else ()), *(range_of(*key) for key in run.ran)]
+        found = Kept(
+            number=run.number,
+            ranges=joined(ranges),
+            gradients=gradients,
+            share=run.share,
+            statistics=tuple(b.clone() for b in self._statistics),
+        )
+        return found, ""
+
+    def _take_up(self, run: Step, kept: Kept) -> None:
+        """Begin `run` with what is `kept` of it."""
+        assert kept.number == run.number, "gradients of another step"
+        run.kept = kept
+        self.holding.reducers.put(kept.gradients)
+        kept.gradients.clear()  # they lie in the buckets now: once is enough
+        run.share.samples, run.share.weight = kept.share.samples, kept.share.weight
+        run.share.metrics = dict(kept.share.metrics)
+        for buffer, after in zip(self._statistics, kept.statistics, strict=True):
+            buffer.copy_(after)
 
     def drop(self) -> None:
         """Forget the step in flight: its gradients, and what it did to statistics."""

@@ -88,6 +88,28 @@ class Reducers:
         self._groups.append(_Group(sums, [], True))
         self.everywhere = self.everywhere and num_devices == 1
 
+    def keep(self) -> None:
+        """Own sums of all buckets outlast the sums over devices, see `GradientBuckets.keep`."""
+        for group in self._groups:
+            if isinstance(group.buckets, GradientBuckets):
+                group.buckets.keep()
+
+    def own_sums(self) -> dict[nn.Parameter, torch.Tensor] | None:
+        """This device's own sums of the step under way; None where some are not there on their own."""
+        found: dict[nn.Parameter, torch.Tensor] = {}
+        for group in self._groups:
+            own = group.buckets.own_sums() if isinstance(group.buckets, GradientBuckets) else None
+            if own is None:
+                return None
+            found |= own
+        return found
+
+    def put(self, sums: Mapping[nn.Parameter, torch.Tensor]) -> None:
+        """Begin the step under way with `sums`, as `own_sums` gave them."""
+        for group in self._groups:
+            assert isinstance(group.buckets, GradientBuckets), "own_sums gave none elsewhere"
+            group.buckets.put(sums)
+
     def begin_step(self, step: int) -> None:
         """Every stage of this device still has a backward before it."""
         self._step = step

@@ -15,6 +15,7 @@ from evener.core.tracebacks import misplaced, raised_in, tells_of_full_memory
 from evener.errors import DataError, EvenerError, ModelError, OutOfMemoryError, PlanMismatchError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.holding import Bench, Portions
+from evener.runtime.kept import Kept
 from evener.runtime.outer.late import Late
 from evener.runtime.parts import Alive, Carry, Part, Slot, as_leaves, cut_samples, join_samples, sum_of
 from evener.runtime.problem import shapes_of
@@ -48,13 +49,15 @@ class Step:
         self.totals: Totals | None = None
         self.verdict: Verdict | None = None
         self.ballot: Ballot | None = None
-        self.is_summed = self._is_divided = False
+        self.is_computed = self.is_summed = self._is_divided = False
         self.gradient_norm: float | None = None
         self._losses: list[tuple[torch.Tensor, float]] = []
         self._alive: dict[Key, Alive] = {}
         self._mail: dict[tuple[str, Key], list[tuple[int, Carry]]] = {}
         self._sends: list[Pending] = []
         self._done = dict.fromkeys(bench.holding.parts, 0)
+        self.ran: list[Key] = []  # whose backward is done
+        self.kept: Kept | None = None  # of another try at this step
         self._owned = bench.holding.owned
         if self._owned:
             self._owned.begin_step(number, portions, trains=number >= 0)
@@ -84,8 +87,11 @@ class Step:
             self._forward(text, part, key)
         elif kind == "B" or kind == "I":
             self._backward(text, part, key, whole=kind == "B")
+            if kind == "B":
+                self.ran.append(key)
         elif kind == "W":
             self._backward_weight(text, part, key)
+            self.ran.append(key)
         elif kind == "SEND_F" or kind == "SEND_B":
             self._send(text, key, kind[-1])
         else:
@@ -227,13 +233,7 @@ class Step:
             reducers.take(part.backward_weight(alive))
             part.land()
 
-        self._guarded(
-            action,
-            part,
-            work,
-            (alive.shapes, last),
-            f"backward{part.of_stage}",
-        )
+        self._guarded(action, part, work, (alive.shapes, last), f"backward{part.of_stage}")
 
     def _is_last(self, part: Part) -> bool:
         """Whether the backward that begins is the last of its stage in this step."""
@@ -357,7 +357,8 @@ class Step:
 
     def _put_loss(self) -> None:
         losses = torch.stack([loss for loss, _ in self._losses]).flatten().tolist() if self._losses else []
-        self.share.loss_sum = sum((x * w for x, (_, w) in zip(losses, self._losses, strict=True)), 0.0)
+        kept = self.kept.share.loss_sum if self.kept else 0.0
+        self.share.loss_sum = sum((x * w for x, (_, w) in zip(losses, self._losses, strict=True)), kept)
         if not math.isfinite(self.share.loss_sum):
             # The sum itself must stay a number, so that the others' losses can still be read.
             self.share.loss_sum = 0.0
@@ -372,6 +373,7 @@ class Step:
         launched = self.driver.now()
         self.share.computed_s = launched - self.start_s
         self.share.compute_s = self.seconds.get("compute", 0.0)
+        self.is_computed = True
         reducers.launch_rest()
         with self.bench.settings.ranges("REDUCE_GRAD"):
             if self._owned:

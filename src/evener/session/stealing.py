@@ -17,12 +17,13 @@ from evener.core.order import GlobalBatch
 from evener.core.plan import Plan
 from evener.core.routes import Routes
 from evener.core.words import counted
-from evener.errors import ReductionMismatchError, UsageError
+from evener.errors import UsageError
 from evener.runtime.batchnorm import wave_layers
 from evener.runtime.executor import StepResult
 from evener.runtime.stealing import Draw, Lot, lots_of
 from evener.session.feed import Feed, Samples
 from evener.session.recipe import Recipe, dropout_names
+from evener.session.unfinished import check_counted
 
 ORDER = (
     "stealing: which device sums which micro-batch depends on how fast each was, so that the last bits of a "
@@ -115,13 +116,8 @@ class Stealing:
 
     def after_step(self, plan: Plan, result: StepResult) -> None:
         """Check that every sample was run once, and count who ran more than it was given."""
+        check_counted(result)
         ran = result.totals.samples
-        if sum(ran.values()) != result.samples:
-            raise ReductionMismatchError(
-                "the devices did not run every sample of the step once",
-                numbers=", ".join(f"{device} {n}" for device, n in ran.items()) + f" of {result.samples}",
-                remedy="no stealing, and tell us",
-            )
         if result.samples == plan.global_batch:
             self._seen += result.samples
             for device, given in plan.samples_by_device().items():

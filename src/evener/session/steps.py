@@ -9,7 +9,7 @@ from torch import nn
 
 from evener.core.actions import Schedule
 from evener.core.membership import Ballot
-from evener.core.order import global_batch_at
+from evener.core.order import GlobalBatch, global_batch_at, positions
 from evener.core.plan import Plan
 from evener.core.records import StepRecord, TableRecord
 from evener.core.seams import Wire
@@ -17,6 +17,7 @@ from evener.errors import NonFiniteError, OutOfMemoryError, ReductionMismatchErr
 from evener.policy.slow_links import LinkWatch
 from evener.runtime.executor import Executor, StepResult
 from evener.runtime.holding import Settings
+from evener.runtime.kept import Kept, RangeOf
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import average_buffers
 from evener.runtime.scaling import LossScale
@@ -34,6 +35,7 @@ from evener.session.scripted import Scripted
 from evener.session.site import Site
 from evener.session.stealing import Stealing
 from evener.session.timetable import Timetable, step_sizes
+from evener.session.unfinished import Unfinished, check_counted
 
 FIRST_LOSS_SCALE = 2.0**16  # torch's own default
 
@@ -103,6 +105,9 @@ class Steps:
         self.profiler: StepProfiler | None = None
         self.scripted: Scripted | None = None
         self.stealing: Stealing | None = None
+        self.unfinished: Unfinished | None = None  # of the step to be taken first
+        self.keeps_none = ""  # why, where it does not
+        self._range_of: RangeOf | None = None  # of the try under way
         self._feed: Feed | None = None
 
     @property
@@ -160,6 +165,17 @@ class Steps:
     def complete(self, ballot: Ballot) -> None:
         """Conclude the step in flight as the others did."""
         self._advance(self.executor.complete(ballot))
+
+    def keep(self) -> tuple[Kept | None, str]:
+        """What is there of the step in flight, to go on with among others; or None and why not.
+
+        The reason is empty where no step is in flight.
+        """
+        if self.unfinished is not None:  # it was not begun
+            return self.unfinished.kept, ""
+        if self.keeps_none and self.executor.in_flight:
+            return None, self.keeps_none
+        return self.executor.keep(self._range_of) if self._range_of else (None, "")
 
     def abandon(self) -> StepRecord | None:
         """Drop the step in flight; the last record, with this device's seconds alone, if none was given."""
@@ -243,6 +259,8 @@ class Steps:
     def _take_step(self, number: int) -> StepResult:
         batch = global_batch_at(self.samples_seen, len(self.recipe.dataset), self.plan.global_batch)
         self._set_learning_rate()
+        if self.unfinished is not None:
+            return self._finish(number, batch, self.unfinished)
         if self._feed is None:
             self._feed = Feed(
                 self.samples,
@@ -257,6 +275,7 @@ class Steps:
         planned = self.playbook.row(batch.samples)
         draw = self.stealing.begin(self.plan, routes) if self.stealing else None
         row = draw.row() if draw else planned
+        self._range_of = draw.range_of if draw else lambda s, m: positions(routes, s, self.ranks.here, m)
         result = self.executor.step(
             number,
             self.scripted.during(number, row, len(planned)) if self.scripted else row,
@@ -272,6 +291,24 @@ class Steps:
         self._check_learning_rates(result)
         if self.stealing:
             self.stealing.after_step(self.plan, result)
+        return result
+
+    def _finish(self, number: int, batch: GlobalBatch, rest: Unfinished) -> StepResult:
+        """Take the rest of a step whose other samples are kept."""
+        self.unfinished, self._range_of = None, rest.range_of
+        routes, row = self.playbook.routes(batch.samples), rest.row()
+        result = self.executor.step(
+            number,
+            self.scripted.during(number, row, len(row)) if self.scripted else row,
+            rest.portions,
+            rest.fetch(self.samples, batch),
+            batch.samples,
+            self.scopes.begin_step(number, routes, rest.range_of),
+            self.notice(),
+            kept=rest.kept,
+        )
+        self._check_learning_rates(result)
+        check_counted(result)
         return result
 
     def _set_learning_rate(self) -> None:

@@ -20,7 +20,7 @@ def test_without_a_ballot_of_the_step_in_flight_it_is_taken_anew():
         [standing("a", 7, ballot=ballot(6), is_summed=True), standing("b", 7, ballot=ballot(6))], NAMES
     )
     assert (told.step, told.samples_seen, told.ballot, told.rewind) == (7, 56, None, False)
-    assert told.reason == "nothing of step 7 was applied, so it is taken anew"
+    assert told.reason == "nothing of step 7 was applied"
 
 
 def test_one_ballot_is_enough_to_conclude_the_step_for_all():

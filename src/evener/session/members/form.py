@@ -26,6 +26,7 @@ from evener.session.state import held_tensors, holders_of
 from evener.session.steps import Steps
 from evener.session.sums import link_watch
 from evener.session.timetable import agreed_schedules, step_sizes
+from evener.session.unfinished import unfinished, why_none_kept
 
 
 class Wanted(Value, frozen=True, kw_only=True):
@@ -78,6 +79,12 @@ def form(member: Member, generation: Generation) -> None:
         if request.profile_step is not None:
             steps.profiler = StepProfiler(request.profile_step, here, site.torch_device)
         steps.number, steps.samples_seen = turn.step, turn.samples_seen
+        if member.pulse and len(used) > 1:
+            steps.keeps_none = why_none_kept(layout, turn.plan, site, turn.fleet)
+            if not steps.keeps_none:
+                layout.holding.reducers.keep()
+        own = member.belongings
+        steps.unfinished, own.kept = unfinished(turn.rest, own.kept, here, layout), None
         if steps.loss_scale and turn.loss_scale:
             steps.loss_scale.restore(turn.loss_scale)
         generation.steps, generation.held = steps, held_tensors(steps)

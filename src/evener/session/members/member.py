@@ -11,6 +11,7 @@ from evener.core.membership import Ballot, ScaleState, Standing, Turn
 from evener.core.profile import Profile
 from evener.core.records import StepRecord
 from evener.core.seams import Channel
+from evener.runtime.kept import Kept
 from evener.runtime.state import export_state, import_state
 from evener.session.keep import saved_tensors
 from evener.session.meeting import Meeting
@@ -38,6 +39,8 @@ class Belongings:
     loss_scale: ScaleState | None = None
     copies: Copies = field(default_factory=Copies)
     ballot: Ballot | None = None  # of the newest step that was concluded, in whichever generation
+    kept: Kept | None = None  # of the step in flight when the generation ended
+    kept_none: str = ""  # why nothing is
 
     def state_of(self, name: str) -> State:
         """What goes to another device that is to hold `name`."""
@@ -140,6 +143,8 @@ class Generation:
             # Until a step is taken, what a device held in the generation before is as good as ever.
             own.step, own.samples_seen = steps.number, steps.samples_seen
             own.live = {n: kept for n, kept in own.live.items() if n in self.held}
+        if steps is not None:
+            own.kept, own.kept_none = steps.keep()
         executor = steps.executor if steps else None
         if steps is not None and steps.loss_scale:
             own.loss_scale = steps.loss_scale.state
@@ -155,4 +160,6 @@ class Generation:
             is_summed=executor is not None and executor.awaits_ballot == own.step,
             stood_by=steps is None,
             snapshots=own.copies.snapshots,
+            kept=own.kept.ranges if own.kept and own.kept.number == own.step else (),
+            kept_none=own.kept_none,
         )

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.membership import Standing, Turn
+from evener.core.order import global_batch_at
 from evener.core.plan import Plan
 from evener.errors import PeerLostError, StateLostError
+from evener.policy.rest import rest_of
 from evener.policy.settle import settle
 from evener.session.members.form import room_of
 from evener.session.members.member import Generation, Member
@@ -113,6 +115,7 @@ def _turn(
     if not any(s.holds or s.snapshots for s in standings):
         raise StateLostError("no device that is left has any state", remedy="start again: --resume")
     old, plan = before.turn, before.steps.plan if before.steps else before.turn.plan
+    begun_under = plan
     gone = [d for d in old.stays if d not in members]
     leaves: tuple[str, ...] = ()
     reasons = [f"{d} is lost ({lost.get(d, 'ended')})" for d in gone]
@@ -128,6 +131,11 @@ def _turn(
             reasons.append(f"nobody is lost, the same devices meet again ({why})")
     if gone or settled.rewind or settled.ballot:
         reasons.append(settled.reason)
+    batch = global_batch_at(settled.samples_seen, len(member.recipe.dataset), begun_under.global_batch)
+    rest, told = None, ""
+    if not settled.rewind:
+        rest, told = rest_of(standings, settled.step, batch.samples, begun_under, plan)
+    reasons += [told] if told else []
     return Turn(
         fleet=fleet,
         plan=plan,
@@ -139,6 +147,7 @@ def _turn(
         leaves=leaves,
         ballot=settled.ballot,
         rewind=settled.rewind,
+        rest=rest,
         reasons=tuple(reasons),
     )
 
@@ -150,6 +159,7 @@ def _settle(member: Member, before: Generation, standing: Standing, turn: Turn) 
         if turn.ballot is not None and standing.is_summed and standing.step == turn.ballot.step:
             steps.complete(turn.ballot)
             own.step, own.samples_seen, own.ballot = steps.number, steps.samples_seen, turn.ballot
+            own.kept, own.kept_none = None, ""
         record = steps.abandon()
         if record is not None and record.step < turn.step:
             member.records.append(record)
