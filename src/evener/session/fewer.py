@@ -4,16 +4,13 @@ step        0      1      2      3 ═══ meeting     local: steps 0 … 3 ar
 record                                 0 1 2       a record has the seconds told with the step after it
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from evener.core.exchange import Exchange, exchange_of
 from evener.core.fewer import Fewer, fewer_in
-from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.records import StepRecord
 from evener.core.routes import Routes
@@ -28,11 +25,10 @@ from evener.runtime.outer.late import Late
 from evener.runtime.outer.local import Group, LocalSteps
 from evener.runtime.ranks import Ranks
 from evener.runtime.tally import Totals
-from evener.session.meeting import Meeting
 from evener.session.precision import needs_loss_scale
 from evener.session.recipe import Recipe
 from evener.session.request import Request
-from evener.session.site import Site
+from evener.session.seat import Seat
 from evener.session.tables import table_names
 
 NOT_ELASTIC = (
@@ -57,29 +53,23 @@ class Apart:
         return Group(tuple(g[0] for g in self.exchange.groups), number)
 
 
-def open_apart(
-    recipe: Recipe, plan: Plan, site: Site, fleet: Fleet, meeting: Meeting, seed: int, *, rehearse: bool
-) -> Apart | None:
+def open_apart(seat: Seat) -> Apart | None:
     """This device's part where hosts take steps by themselves, else None; called by all devices together."""
+    plan, site, here = seat.plan, seat.site, seat.ranks.here
     fewer = plan.fewer
     if fewer is None or not fewer.parts_hosts:
         return None
     exchange = exchange_of(plan.reductions, plan.devices)
     assert exchange is not None, "checked before"
-    here, places = site.device.name, plan.devices.index
-
-    def new_group(among: Sequence[str], backend: str | None = None) -> dist.ProcessGroup:
-        return meeting.new_group([places(d) for d in among], backend)
-
     own = exchange.group_of(here)
-    groups = {g: new_group(g) for g in exchange.groups if len(g) > 1}
-    wire = site.wire(fleet, own, rehearse=rehearse, group=groups.get(own))
+    groups = {g: seat.new_group(g) for g in exchange.groups if len(g) > 1}
+    wire = seat.wire(own, groups.get(own))
     # What goes between hosts lies in host memory on every kind of device: groups spread it over Gloo.
     plain = replace(exchange, transports=tuple("gloo" for _ in exchange.groups))
-    between = site.between(fleet, plan.devices, plain, seed, new_group, rehearse=rehearse)
+    between = site.between(seat.fleet, plan.devices, plain, seat.seed, seat.new_group, rehearse=seat.rehearse)
     late = None
     if fewer.how == "delayed":
-        late = Late([p for p in recipe.model.parameters() if p.requires_grad], between)
+        late = Late([p for p in seat.recipe.model.parameters() if p.requires_grad], between)
     return Apart(
         fewer=fewer,
         exchange=exchange,

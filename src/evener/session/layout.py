@@ -27,6 +27,7 @@ from evener.session.owning import check_owned, open_owned, told
 from evener.session.recipe import Recipe
 from evener.session.residences import homes_of, housed
 from evener.session.scopes import Connect
+from evener.session.seat import Seat
 from evener.session.site import Site
 from evener.session.sums import gradient_wires
 from evener.session.tables import JobTables, open_tables, table_names
@@ -75,28 +76,33 @@ def lay_out(
     seed: int = 0,
 ) -> Layout:
     """Cut, place and connect. Called by all devices of the plan together, after they joined the group."""
-    wire = site.wire(fleet, ranks.devices, rehearse=rehearse)
-    tables = open_tables(recipe, plan, ranks, site, fleet, meeting.new_group, seed)
-
-    def connect(among: tuple[str, ...]) -> Wire:
-        group = meeting.new_group([ranks.devices.index(d) for d in among])
-        return site.wire(fleet, among, rehearse=rehearse, group=group)
-
+    seat = Seat(
+        recipe=recipe,
+        plan=plan,
+        ranks=ranks,
+        site=site,
+        fleet=fleet,
+        meeting=meeting,
+        rehearse=rehearse,
+        seed=seed,
+    )
+    wire = seat.wire(ranks.devices)
     if plan.is_data_parallel:
         if plan.owners:
             check_owned(plan, recipe, table_names(recipe))
-            owned = open_owned(recipe, plan, ranks, site, fleet, meeting, wire, rehearse=rehearse)
-            return _in_parts(recipe, plan, ranks, site, wire, connect, owned)
-        apart = open_apart(recipe, plan, site, fleet, meeting, seed, rehearse=rehearse)
-        sets = [] if apart else [ranks.devices]
-        wires = gradient_wires(plan, ranks, site, fleet, meeting, sets, rehearse=rehearse, seed=seed)
-        sums = wires.among[ranks.devices] if wires.grouped else wire
-        whole = _whole(recipe, plan, ranks, site, (wire, sums), connect, tables, apart)
-        return replace(whole, holding=replace(whole.holding, grouped=wires.grouped))
+            return _in_parts(seat, wire, open_owned(seat, wire))
+        return _whole(seat, wire)
+    return _in_stages(seat, wire)
+
+
+def _in_stages(seat: Seat, wire: Wire) -> Layout:
+    """Pipelines: a device holds what its stages have. `wire` has the few numbers of a step."""
+    recipe, plan, ranks, site = seat.recipe, seat.plan, seat.ranks, seat.site
+    tables = open_tables(seat)
     model, stages = recipe.model, {n: (p, s) for n, p, s in plan.numbered_stages()}
     mine = {n: p for n, (p, s) in stages.items() if any(ranks.here in x.devices for x in s.shares)}
     parts, notes = _parts(recipe, plan, site, stages, mine)
-    names, norms = _everyones(parts, ranks, meeting)
+    names, norms = _everyones(parts, ranks, seat.meeting)
     devices = {n: tuple(d for x in s.shares for d in x.devices) for n, (_, s) in stages.items()}
     named = dict(model.named_parameters(remove_duplicate=False))
     first_names = {id(p): n for n, p in reversed(list(named.items()))}
@@ -104,7 +110,7 @@ def lay_out(
     trained = {stage: [n for n in held if n in named] for stage, held in names.items()}
     segments = segments_of(trained, devices, ties, list(named))
     sets = [s.devices for s in segments]
-    wires = gradient_wires(plan, ranks, site, fleet, meeting, sets, rehearse=rehearse, seed=seed)
+    wires = gradient_wires(seat, sets)
     homes = homes_of(parts, site)
     reducers = reducers_for(
         segments,
@@ -115,10 +121,10 @@ def lay_out(
         ranks.world_size,
         homes,
     )
-    channel = site.channel(fleet, ranks, meeting.store, rehearse=rehearse)
+    channel = site.channel(seat.fleet, ranks, seat.meeting.store, rehearse=seat.rehearse)
     holders = _holders(names, devices, ties)
     held = {n: named[n] for n in holders if n in named and ranks.here in holders[n]}
-    few = not rehearse and ranks.world_size <= MOST_DEVICES
+    few = not seat.rehearse and ranks.world_size <= MOST_DEVICES
     quick = ChannelWire(channel, ranks) if few else None
     holding = Holding(
         parts=parts,
@@ -136,7 +142,7 @@ def lay_out(
         parameters=held,
         holders=holders,
         norms=norms,
-        connect=connect,
+        connect=seat.connect,
         notes=notes + tables.notes,
         tables=tables,
     )
@@ -172,17 +178,12 @@ def _everyones(
     return names, norms
 
 
-def _whole(
-    recipe: Recipe,
-    plan: Plan,
-    ranks: Ranks,
-    site: Site,
-    wires: tuple[Wire, Wire],
-    connect: Connect,
-    tables: JobTables,
-    apart: Apart | None,
-) -> Layout:
-    """`wires` are that of the few numbers of a step, and that of the gradients."""
+def _whole(seat: Seat, wire: Wire) -> Layout:
+    """Data parallelism: every device holds the model whole. `wire` has the few numbers of a step."""
+    recipe, plan, ranks, site = seat.recipe, seat.plan, seat.ranks, seat.site
+    tables = open_tables(seat)
+    apart = open_apart(seat)
+    wires = gradient_wires(seat, [] if apart else [ranks.devices])
     model = recipe.model
     number, _, stage = next(x for x in plan.numbered_stages() if ranks.here in x[2].shares[0].devices)
     residing = housed(model, stage, site)
@@ -190,8 +191,8 @@ def _whole(
         model,
         recipe.problem,
         ranks,
-        wires[0],
-        sums=wires[1],
+        wire,
+        sums=wires.among[ranks.devices] if wires.grouped else wire,
         stage=number,
         device=site.torch_device,
         autocast=recipe.autocast_of(stage.precision),
@@ -201,24 +202,23 @@ def _whole(
         circle=apart.circle if apart else None,
     )
     tables.join(holding.reducers, [model])
-    holding = replace(holding, ahead=tables.look_ahead(site.torch_device))
+    holding = replace(holding, ahead=tables.look_ahead(site.torch_device), grouped=wires.grouped)
     everything = [n for n, _ in [*model.named_parameters(), *model.named_buffers()]]
     return Layout(
         holding=holding,
         parameters=dict(model.named_parameters()),
         holders=dict.fromkeys(everything, ranks.devices),
         norms={n: _norms(model) for n, _, _ in plan.numbered_stages()},
-        connect=connect,
+        connect=seat.connect,
         notes=tables.notes,
         tables=tables,
         apart=apart,
     )
 
 
-def _in_parts(
-    recipe: Recipe, plan: Plan, ranks: Ranks, site: Site, wire: Wire, connect: Connect, owned: Owned
-) -> Layout:
+def _in_parts(seat: Seat, wire: Wire, owned: Owned) -> Layout:
     """Data parallelism whose state is held in parts."""
+    recipe, plan, ranks, site = seat.recipe, seat.plan, seat.ranks, seat.site
     model = recipe.model
     number, _, stage = next(x for x in plan.numbered_stages() if ranks.here in x[2].shares[0].devices)
     part = Part(
@@ -235,7 +235,7 @@ def _in_parts(
         parameters=dict(model.named_parameters()),
         holders=dict.fromkeys(everything, ranks.devices),
         norms={n: _norms(model) for n, _, _ in plan.numbered_stages()},
-        connect=connect,
+        connect=seat.connect,
         notes=told(owned),
     )
 

@@ -27,11 +27,9 @@ from evener.rehearsal.real_hosts import inside_hosts
 from evener.runtime.owning.means import Means
 from evener.runtime.owning.owned import Owned
 from evener.runtime.owning.post import GroupPost
-from evener.runtime.ranks import Ranks
-from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.request import Request
-from evener.session.site import Site
+from evener.session.seat import Seat
 
 NOT_ELASTIC = "state is held in parts: the job ends when a device is lost, and none may join"
 ORDER = "1f1b"
@@ -111,30 +109,24 @@ def check_owned(plan: Plan, recipe: Recipe, tables: tuple[str, ...]) -> None:
         )
 
 
-def open_owned(
-    recipe: Recipe,
-    plan: Plan,
-    ranks: Ranks,
-    site: Site,
-    fleet: Fleet,
-    meeting: Meeting,
-    wire: Wire,
-    *,
-    rehearse: bool,
-) -> Owned:
-    """This device's part under the plan's owners; its model then lies on the device as far as it is held."""
-    trained = [p for p in recipe.model.parameters() if p.requires_grad]
-    optimizer = recipe.optimizer(trained or [nn.Parameter(torch.zeros(0))])
-    group = meeting.new_group(range(ranks.world_size), "gloo") if ranks.world_size > 1 else None
+def open_owned(seat: Seat, wire: Wire) -> Owned:
+    """This device's part under the plan's owners; its model then lies on the device as far as it is held.
+
+    `wire` joins all devices of the plan.
+    """
+    model, ranks, site, fleet = seat.recipe.model, seat.ranks, seat.site, seat.fleet
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = seat.recipe.optimizer(trained or [nn.Parameter(torch.zeros(0))])
+    group = seat.new_group(ranks.devices, "gloo") if ranks.world_size > 1 else None
     post: Post = GroupPost(group, ranks.devices)
-    if rehearse:
+    if seat.rehearse:
         assert isinstance(site.driver, Pacer)
         if site.real_links:
             post = RealPost(PacedPost(post, site.driver, inside_hosts(fleet)), Moments(site.driver))
         else:
             post = PacedPost(post, site.driver, fleet)
     means = Means(ranks=ranks, post=post, wire=wire, device=site.torch_device, now=site.driver.now)
-    return Owned(recipe.model, optimizer, plan, means)
+    return Owned(model, optimizer, seat.plan, means)
 
 
 def told(owned: Owned) -> tuple[str, ...]:

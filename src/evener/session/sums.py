@@ -3,20 +3,16 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch.distributed as dist
 from torch import nn
 
 from evener.core.buckets import BUCKET_BYTES
 from evener.core.exchange import exchange_of, reductions_of
 from evener.core.fleet import Fleet
-from evener.core.plan import Plan
 from evener.core.seams import Wire
 from evener.policy.slow_links import LinkWatch
-from evener.runtime.ranks import Ranks
 from evener.runtime.wires.grouped import GroupedWire
 from evener.runtime.wires.open import open_grouped
-from evener.session.meeting import Meeting
-from evener.session.site import Site
+from evener.session.seat import Seat
 
 _APART = 1_000_003  # seeds of one set's rounding from those of the next
 
@@ -29,40 +25,29 @@ class GradientWires:
     grouped: tuple[GroupedWire, ...]
 
 
-def gradient_wires(
-    plan: Plan,
-    ranks: Ranks,
-    site: Site,
-    fleet: Fleet,
-    meeting: Meeting,
-    sets: Iterable[tuple[str, ...]],
-    *,
-    rehearse: bool,
-    seed: int,
-) -> GradientWires:
+def gradient_wires(seat: Seat, sets: Iterable[tuple[str, ...]]) -> GradientWires:
     """The wires for `sets`, as the plan's reductions say of each, else one ring.
 
     Called by all devices of the plan together with the same sets: each makes all process groups in one order,
     those it is not in as well.
     """
-
-    def new_group(devices: Sequence[str], backend: str | None = None) -> dist.ProcessGroup:
-        return meeting.new_group([ranks.devices.index(d) for d in devices], backend)
-
-    among: dict[tuple[str, ...], Wire] = {}
+    ranks, among = seat.ranks, dict[tuple[str, ...], Wire]()
     found: list[GroupedWire] = []
     for number, devices in enumerate(dict.fromkeys(sets)):
-        group = new_group(devices) if 1 < len(devices) < ranks.world_size else None
+        group = seat.new_group(devices) if 1 < len(devices) < ranks.world_size else None
         ordered = [d for d in ranks.devices if d in devices]
-        exchange = exchange_of(reductions_of(plan, devices), ordered)
-        grouped = open_grouped(exchange, ranks.here, seed + _APART * number, new_group) if exchange else None
+        exchange = exchange_of(reductions_of(seat.plan, devices), ordered)
+        rounding = seat.seed + _APART * number
+        grouped = open_grouped(exchange, ranks.here, rounding, seat.new_group) if exchange else None
         if ranks.here not in devices:
             continue
         if grouped is None:
-            among[devices] = site.wire(fleet, devices, rehearse=rehearse, group=group)
+            among[devices] = seat.wire(devices, group)
         else:
             found.append(grouped)
-            among[devices] = site.around(grouped, fleet, devices, rehearse=rehearse, group=group)
+            among[devices] = seat.site.around(
+                grouped, seat.fleet, devices, rehearse=seat.rehearse, group=group
+            )
     return GradientWires(among=among, grouped=tuple(found))
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -20,7 +19,6 @@ from evener.core.records import TableRecord
 from evener.core.split import apportion
 from evener.errors import ModelError, UsageError
 from evener.planner.tables import CPU, DENSE, DEVICE, too_large
-from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import Reducers
 from evener.runtime.tables.ahead import Lookahead
 from evener.runtime.tables.exchange import Exchange
@@ -34,6 +32,7 @@ from evener.runtime.tables.table import Table
 from evener.runtime.tables.tiered import TieredRows
 from evener.runtime.tables.transfers import Lanes
 from evener.session.recipe import ALL_TABLES, LOSS_PLACE, Recipe
+from evener.session.seat import Seat
 from evener.session.site import Site
 
 TIERED = "tiered"
@@ -267,36 +266,29 @@ def save_part(table: Table, folder: Path) -> Path | None:
     return path
 
 
-def open_tables(
-    recipe: Recipe,
-    plan: Plan,
-    ranks: Ranks,
-    site: Site,
-    fleet: Fleet,
-    new_group: Callable[[list[int]], dist.ProcessGroup | None],
-    seed: int,
-) -> JobTables:
+def open_tables(seat: Seat) -> JobTables:
     """The tables of the recipe's model, which is still whole and on the CPU; `join` then shares them out.
 
     Called by all devices of the plan together. `join` raises NoPlanFitsError where their memory has no room
     for a table.
     """
+    recipe, ranks, site = seat.recipe, seat.ranks, seat.site
     layers = table_layers(recipe.model)
     if not layers:
         return JobTables()
     several = ranks.world_size > 1
-    exchange = Exchange(ranks.world_size, new_group(list(range(ranks.world_size))) if several else None)
+    exchange = Exchange(ranks.world_size, seat.new_group(ranks.devices) if several else None)
     far = site.torch_device.type != "cpu"
     ids_of, notes = ids_found(recipe, layers, must=several) if several or far else ({}, ())
-    placed = placements(recipe, plan, ranks.devices)
+    placed = placements(recipe, seat.plan, ranks.devices)
 
     def take_parts() -> None:
         for number, (layer, where) in enumerate(zip(layers, placed, strict=True)):
             table = layer.table
             bounds = bounds_of(table.name, table.num_rows, where.rows, ranks.devices)
-            check_room(table, where, fleet)
+            check_room(table, where, seat.fleet)
             make = _maker(where.residence or CPU, recipe, site, table.name)
-            take_part(table, bounds, ranks.rank, exchange, make, seed + number)
+            take_part(table, bounds, ranks.rank, exchange, make, seat.seed + number)
 
     return JobTables(
         layers=layers,
