@@ -254,12 +254,15 @@ def test_a_table_in_a_file_is_saved_and_goes_on_from_any_checkpoint(
     """From parts in memory into files; from files on, in memory, in the model and in plain PyTorch."""
     folder, ends = undisturbed
     (third,) = [c.path for c in checkpoints_in(folder) if c.manifest.position.step == 3]
-    place = {"word": {"file": str(tmp_path / "rows"), "rows": 20, "hot": 14}, "goods": "cpu"}
+
+    def file(name: str) -> dict:
+        return {"word": {"file": str(tmp_path / name), "rows": 20, "hot": 14}, "goods": "cpu"}
+
     rule = rule_of("1", Keep(last=9))
-    runs = [saved_run(tmp_path / "file", plan, place, 6, resume=str(third), checkpoint=rule)]
+    runs = [saved_run(tmp_path / "file", plan, file("rows"), 6, resume=str(third), checkpoint=rule)]
     saved = {c.manifest.position.step: c.path for c in checkpoints_in(tmp_path / "file")}
-    assert set(saved) == {4, 5, 6}
-    for number, where in enumerate((place, PARTS, {})):
+    assert {4, 6} <= set(saved)
+    for number, where in enumerate((file("other rows"), PARTS, {})):
         runs.append(saved_run(tmp_path / str(number), uneven(7, 5), where, 6, resume=str(saved[4])))
     for found in runs:
         for name, tensor in ends.items():

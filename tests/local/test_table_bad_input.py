@@ -1,6 +1,7 @@
 """What is wrong with ids, disks and processes under placed tables, met by whole runs."""
 
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from torch import nn
 import evener as ev
 from evener.core.plan import Pipeline, Plan
 from evener.errors import DataError, EnvironmentBrokenError, EvenerError
+from evener.runtime.checkpoints.folder import newest_good
 from evener.runtime.tables.optimizers import TableAdam
 from evener.runtime.tables.table import Part, Table
 from evener.runtime.tables.tiered import TieredRows
 from evener.session.exactness.verify import verify
 from evener.session.launch import launch
 from evener.session.request import Request
+from evener.session.save_rule import Keep, rule_of
 from tests.local.device.test_job import fleet
 from tests.local.test_placed_tables import CPU, HEAD, TABLES, request, stage, uneven
 
@@ -124,6 +127,29 @@ def test_a_disk_that_is_full_loses_no_row(tmp_path: Path) -> None:
     after = held(tmp_path)
     assert after[0] == 3
     assert torch.equal(before[1], after[1])
+
+
+def test_a_disk_that_checkpoints_fill_under_the_table_ends_no_run(tmp_path: Path) -> None:
+    """Rows, log and checkpoints share 1,050 kB: rows are 260, the log is up to 372, a checkpoint 240."""
+    straight, disk = in_a_file(tmp_path, 12), tmp_path / "disk"
+    launch(straight)
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1050k", "tmpfs", str(disk)]).returncode:
+        pytest.skip("no right to mount a file system")
+    try:
+        wanted = replace(in_a_file(disk, 3), checkpoint=rule_of("3", Keep(last=9)))
+        assert not [d for d in launch(wanted).decisions if d.startswith("no checkpoint of")]
+        outcome = launch(replace(wanted, steps=12, resume="latest"))
+        said = [d for d in outcome.decisions if d.startswith("no checkpoint of")]
+        assert said and all("needs the rest of its disk" in d for d in said)
+        run = Path(wanted.run_dir)
+        found, damaged = newest_good(run)
+        assert found.manifest.position.step == 3 and not damaged
+        assert not [p.name for p in (run / "checkpoints").iterdir() if p.name.startswith(".")]
+        assert held(disk)[0] == held(tmp_path)[0] == 12
+        torch.testing.assert_close(held(disk)[1], held(tmp_path)[1], rtol=0, atol=1e-6)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 KILLED = """    import os, signal

@@ -1,10 +1,11 @@
 """One process's part in saving: copies at a step boundary, a thread for the rest, one at a time."""
 
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from evener.runtime.checkpoints import folder as folders
 from evener.runtime.checkpoints.files import Disk, Files
 from evener.runtime.checkpoints.manifest import Manifest
 from evener.runtime.checkpoints.saving import Part, Saved, Written, complete, write_part
+from evener.runtime.checkpoints.shards import Later
 from evener.runtime.checkpoints.staging import Staging
 from evener.runtime.ranks import Ranks
 from evener.session.meeting import Meeting
@@ -32,12 +34,17 @@ GIVEN_UP = "the run ended or its devices changed before it was written"
 class Own:
     """What this device writes: `statistics` is its part of the samples for tensors that are its own.
 
-    `moved_by_forwards` are names of tensors that change before the optimiser moves.
+    `moved_by_forwards` are names of tensors that change before the optimiser moves. What is `later` is copied
+    by nobody: it stays as it is until `release` is called.
+    `spared` are bytes by folder that the training needs there.
     """
 
     tensors: dict[str, Tensor]
     moved_by_forwards: frozenset[str] = frozenset()
     statistics: dict[str, float]
+    later: dict[str, Later] = field(default_factory=dict)
+    spared: dict[Path, int] = field(default_factory=dict)
+    release: Callable[[], None] = lambda: None
 
 
 class Subject(Protocol):
@@ -96,6 +103,7 @@ class Saver:
         self._given_up = threading.Event()
         self._ending, self._completes = threading.Lock(), False
         self._begin_s = 0.0
+        self._release: Callable[[], None] = lambda: None
         self.seconds: list[float] = []
 
     @property
@@ -119,17 +127,18 @@ class Saver:
             copy = self._staging.begin(own.tensors, own.moved_by_forwards)
         except EvenerError as e:
             refused = e.what
-        except (RuntimeError, MemoryError) as e:  # a checkpoint that finds no room ends no training
+        except (RuntimeError, MemoryError, OSError) as e:  # a checkpoint that finds no room ends no training
             refused = f"no copy could be begun: {e}"
+        self._release = own.release
         ranks = self.subject.ranks
         part = Part(
             partial=self.folder / folders.partial_of(samples_seen, self._token),
             device=ranks.here,
             place=ranks.rank + 1,
             places=ranks.world_size,
-            copy=copy,
+            copy=lambda: copy() | own.later,
             statistics=own.statistics,
-            pause=self._pause,
+            pause=lambda: self._pause(own.spared),
         )
         manifest = self.subject.manifest() if self.leads else None
         arguments = (part, samples_seen, manifest, refused)
@@ -156,14 +165,25 @@ class Saver:
             # One that is being made complete is waited for; a shard that nobody will ask for is not.
             self._thread.join(None if self._completes else GRACE_S)
             self._thread = None
+        self._let_go()
 
     def key(self, word: str) -> str:
         """A key of the job's store that no other saver uses."""
         return f"checkpoints/{self._token}/{word}"
 
-    def _pause(self) -> None:
+    def _let_go(self) -> None:
+        with self._ending:
+            release, self._release = self._release, lambda: None
+        release()
+
+    def _pause(self, spared: dict[Path, int]) -> None:
         if self._given_up.is_set():
             raise StateError(GIVEN_UP)
+        for folder, num_bytes in spared.items():
+            free = shutil.disk_usage(folder).free
+            if free < num_bytes and folder.stat().st_dev == self.folder.stat().st_dev:
+                numbers = f"{free} bytes free, {num_bytes} needed"
+                raise StateError(f"the table in {folder} needs the rest of its disk", numbers=numbers)
 
     def _clear(self, place: Path) -> None:
         try:
@@ -178,6 +198,7 @@ class Saver:
         stand_back()
         start = time.monotonic()
         written = Written(error=refused) if refused else write_part(self._files, part)
+        self._let_go()
         if written.error:
             written = Written(error=f"{part.device}: {written.error}")
         try:

@@ -5,6 +5,7 @@ BatchNorm's statistics, where each device normalises by itself, differ between h
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,7 +22,7 @@ from evener.runtime.owning.state import export_owned, import_owned
 from evener.runtime.ranks import Ranks
 from evener.runtime.state import export_state, import_state, owners
 from evener.runtime.tables.layer import table_layers
-from evener.runtime.tables.saving import export_table, import_table, refuse_files
+from evener.runtime.tables.saving import export_table, import_table
 from evener.session.fewer_state import export_apart, import_apart, own_group_state
 from evener.session.keep import saved_tensors
 from evener.session.saver import Own
@@ -29,10 +30,9 @@ from evener.session.steps import Steps
 
 
 class JobState:
-    """The state of `steps` as a `Saver` takes it; UsageError where some of it is in files of its own."""
+    """The state of `steps` as a `Saver` takes it."""
 
     def __init__(self, steps: Steps) -> None:
-        refuse_files(steps.layout.tables.tables)
         self._steps = steps
 
     @property
@@ -44,16 +44,24 @@ class JobState:
         return self._steps.optimizer
 
     def own(self) -> Own:
-        own, tables = own_of(view_of(self._steps)), self._steps.layout.tables.tables
+        own = own_of(view_of(self._steps))
         if self._steps.layout.holding.owned:
             own.tensors.update(export_owned(self._steps.layout.holding.owned))
-        leads = self._steps.ranks.rank == 0
-        for table in tables:
-            own.tensors.update(export_table(table, leads=leads))
         if self._steps.meetings:
             more, moved = export_apart(self._steps.meetings, held_tensors(self._steps), self.optimizer)
             own = replace(own, tensors=own.tensors | more, moved_by_forwards=own.moved_by_forwards | moved)
-        return own
+        return self._with_tables(own)
+
+    def _with_tables(self, own: Own) -> Own:
+        leads = self._steps.ranks.rank == 0
+        with ExitStack() as held:  # should one table's disk be full, the others go on as well
+            for table in self._steps.layout.tables.tables:
+                exported = export_table(table, leads=leads)
+                held.callback(exported.release)
+                own.tensors.update(exported.tensors)
+                own.later.update(exported.later)
+                own.spared.update(exported.spared)
+            return replace(own, release=held.pop_all().close)
 
     def manifest(self) -> Manifest:
         steps = self._steps
@@ -164,8 +172,6 @@ def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     Raises StateError where the checkpoint is of another model, optimiser or data order; nothing has changed
     then.
     """
-    tables = steps.layout.tables.tables
-    refuse_files(tables)
     manifest, here = checkpoint.manifest, steps.ranks.here
     check_model(manifest, infos_of(steps.recipe.model), type(steps.optimizer).__name__, checkpoint.path)
     check_position(manifest.position, position_of(steps), checkpoint)
@@ -175,7 +181,7 @@ def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     import_state(state, held, steps.optimizer)
     if owned:
         import_owned(owned, lambda names: read_state(checkpoint, list(names), here))
-    for table in tables:
+    for table in steps.layout.tables.tables:
         import_table(table, checkpoint)
     steps.samples_seen, steps.number = manifest.position.samples_seen, manifest.position.step
     if steps.loss_scale and manifest.loss_scale:

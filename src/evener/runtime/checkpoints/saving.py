@@ -12,7 +12,7 @@ from evener.errors import EvenerError
 from evener.runtime.checkpoints.files import Files
 from evener.runtime.checkpoints.folder import checkpoints_in, commit, prune
 from evener.runtime.checkpoints.manifest import Manifest, Shard
-from evener.runtime.checkpoints.shards import write_shard
+from evener.runtime.checkpoints.shards import Later, write_shard
 
 
 class Written(Value, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class Part:
     device: str
     place: int
     places: int
-    copy: Callable[[], Mapping[str, Tensor]]
+    copy: Callable[[], Mapping[str, Tensor | Later]]
     statistics: Mapping[str, float]
     pause: Callable[[], None] = lambda: None
 

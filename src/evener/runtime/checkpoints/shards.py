@@ -8,6 +8,7 @@ straight to the file, in pieces, so that a writing thread never holds the interp
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,14 @@ _DTYPES = {
 }
 
 
+@dataclass(frozen=True)
+class Later:
+    """A tensor that is read when its turn to be written comes; `like`, on the meta device, is its shape."""
+
+    like: Tensor
+    read: Callable[[], Tensor]
+
+
 def info_of(name: str, tensor: Tensor) -> TensorInfo:
     """Shape and dtype of `tensor` in safetensors' words; ModelError for what such a file cannot hold."""
     if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided:
@@ -53,7 +62,7 @@ def info_of(name: str, tensor: Tensor) -> TensorInfo:
 def write_shard(
     files: Files,
     path: Path,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor | Later],
     device: str,
     statistics: Mapping[str, float] | None = None,
     pause: Callable[[], None] = lambda: None,
@@ -62,13 +71,14 @@ def write_shard(
 
     Raises OSError as the disk does.
     """
+    shapes = {name: t.like if isinstance(t, Later) else t for name, t in tensors.items()}
     # Wide elements first: every tensor then begins at a multiple of its element's size.
-    order = sorted(tensors, key=lambda n: -tensors[n].element_size())
-    infos = {name: info_of(name, tensors[name]) for name in order}
+    order = sorted(tensors, key=lambda n: -shapes[n].element_size())
+    infos = {name: info_of(name, shapes[name]) for name in order}
     digest, total = hashlib.sha256(), 0
     file = files.create(path)
     try:
-        for piece in _pieces({name: tensors[name] for name in order}, infos):
+        for piece in _pieces({name: tensors[name] for name in order}, shapes, infos):
             file.write(piece)
             digest.update(piece)
             total += len(piece)
@@ -86,17 +96,19 @@ def write_shard(
     )
 
 
-def _pieces(tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]) -> Iterator[memoryview]:
+def _pieces(
+    tensors: Mapping[str, Tensor | Later], shapes: Mapping[str, Tensor], infos: Mapping[str, TensorInfo]
+) -> Iterator[memoryview]:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
+    for name in tensors:
+        start, end = end, end + shapes[name].nbytes
         header[name] = {"dtype": infos[name].dtype, "shape": infos[name].shape, "data_offsets": (start, end)}
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
     yield memoryview(len(text).to_bytes(8, "little") + text)
     for tensor in tensors.values():
-        data = memoryview(bytes_of(tensor))
+        data = memoryview(bytes_of(tensor.read() if isinstance(tensor, Later) else tensor))
         for start in range(0, len(data), PIECE_BYTES):
             yield data[start : start + PIECE_BYTES]
 

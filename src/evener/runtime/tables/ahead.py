@@ -21,7 +21,7 @@ from evener.errors import ModelError
 from evener.runtime.tables.layer import TableLayer
 from evener.runtime.tables.lookup import sorted_ids
 from evener.runtime.tables.optimizers import defers
-from evener.runtime.tables.rows import WEIGHT, put
+from evener.runtime.tables.rows import WEIGHT, SomeRows, put
 from evener.runtime.tables.table import Table
 from evener.runtime.tables.transfers import Lanes, Outgoing
 
@@ -209,16 +209,6 @@ def _can_be_sent(ids: Tensor, table: Table) -> bool:
     return int(low) >= 0 and int(high) < table.num_rows
 
 
-@dataclass
-class _Some:
-    """Copies of a few rows, to try something on."""
-
-    columns: dict[str, Tensor]
-
-    def changed(self, slots: Tensor) -> None:
-        return
-
-
 def foresee(table: Table, ids: Tensor, rate: float) -> Foreseen:
     """The rows of `ids` (sorted, each once) after a step with the rate `rate` that leaves them out."""
     rows, optimizer = table.part.rows, table.optimizer
@@ -228,7 +218,7 @@ def foresee(table: Table, ids: Tensor, rate: float) -> Foreseen:
     if optimizer is None or not defers(optimizer, table.dim):
         weight = rows.columns[WEIGHT].index_select(0, slots)
         return Foreseen({WEIGHT: weight}, len(rates), rate)
-    some = _Some({name: column.index_select(0, slots) for name, column in rows.columns.items()})
+    some = SomeRows({name: column.index_select(0, slots) for name, column in rows.columns.items()})
     optimizer.catch_up(some, torch.arange(len(ids)), rates)  # type: ignore[arg-type]
     return Foreseen(some.columns, len(rates), rate)
 

@@ -10,6 +10,7 @@ counts in full: whoever opens the folder copies its records into `rows` and empt
 import fcntl
 import json
 import os
+import threading
 import zlib
 from pathlib import Path
 
@@ -46,9 +47,15 @@ class ColdFile:
             fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
             raise FileError(f"{folder} is open in another process", remedy="a folder a run") from e
+        self.reading = threading.Lock()  # of whoever reads the rows of the last commit: the next one waits
         self._recover()
         self._where = np.full(num_rows, -1, dtype=np.int64)  # number of a row's newest record in the log
         self._count, self._checksum = 0, 0
+
+    @property
+    def record_bytes(self) -> int:
+        """Of one row in the log."""
+        return self._record.itemsize
 
     @property
     def logged(self) -> int:
@@ -72,9 +79,7 @@ class ColdFile:
         entries["id"], entries["row"] = ids, records
         data = entries.tobytes()
         try:
-            self._log.seek(self._count * self._record.itemsize)
-            self._log.write(data)
-            self._log.flush()
+            self._append(data)
         except OSError as e:
             raise self._full(e, len(data)) from e
         self._where[ids] = np.arange(self._count, self._count + len(ids))
@@ -82,17 +87,36 @@ class ColdFile:
         self._checksum = zlib.crc32(data, self._checksum)
 
     def commit(self, step: int) -> None:
-        """Make what was written so far what the file holds, as of `step`."""
+        """Make what was written so far what the file holds, as of `step`; waits for who reads the former."""
         end = np.array([(_MAGIC, self._count, step, self._checksum)], _END).tobytes()
+        with self.reading:
+            try:
+                self._append(end)
+                self._log.truncate()
+                os.fsync(self._log.fileno())
+            except OSError as e:
+                raise self._full(e, len(end)) from e
+            self._apply(self._count, step)
+        self._where.fill(-1)
+        self._count, self._checksum = 0, 0
+
+    def keep(self, name: str, data: bytes) -> None:
+        """The file `name` beside the rows has this `data`, come what may."""
         try:
-            self._log.seek(self._count * self._record.itemsize)
-            self._log.write(end)
-            self._log.truncate()
-            self._log.flush()
-            os.fsync(self._log.fileno())
+            write_durably(self.folder / name, data)
         except OSError as e:
-            raise self._full(e, len(end)) from e
-        self._apply(self._count, step)
+            raise self._full(e, len(data)) from e
+
+    def committed(self, first: int, stop: int) -> np.ndarray:
+        """A copy of the records that the last commit left; for another thread while it holds `reading`."""
+        return np.array(self._rows[first:stop])
+
+    def begin_anew(self) -> None:
+        """The rows are about to be filled: until the next commit, nobody takes them for a table."""
+        with self.reading:
+            self.keep("step", b"-1")
+            self.step = -1
+            self._log.truncate(0)
         self._where.fill(-1)
         self._count, self._checksum = 0, 0
 
@@ -111,12 +135,17 @@ class ColdFile:
             for first in range(0, count, _APPLIED_AT_ONCE):
                 part = log[first : first + _APPLIED_AT_ONCE]
                 self._rows[part["id"]] = part["row"]  # of a row that comes twice the later one stays
-            self._rows.flush()
-        write_durably(self.folder / "step", str(step).encode())
+        self._rows.flush()
+        self.keep("step", str(step).encode())
         self._log.truncate(0)
         self._log.flush()
         os.fsync(self._log.fileno())
         self.step = step
+
+    def _append(self, data: bytes) -> None:
+        self._log.seek(self._count * self._record.itemsize)
+        self._log.write(data)
+        self._log.flush()
 
     def _recover(self) -> None:
         try:

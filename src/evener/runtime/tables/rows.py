@@ -2,7 +2,8 @@
 
 import ctypes
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -60,6 +61,10 @@ class Rows(Protocol):
 
     def commit(self) -> None:
         """What outlives this process is as of the last step."""
+        ...
+
+    def refill(self, pieces: Iterable[tuple[int, Mapping[str, torch.Tensor]]], step: int) -> None:
+        """All rows anew, as of `step`: each piece has the first row's number and values of all columns."""
         ...
 
 
@@ -123,6 +128,21 @@ class MemoryRows:
         return
 
     def commit(self) -> None:
+        return
+
+    def refill(self, pieces: Iterable[tuple[int, Mapping[str, torch.Tensor]]], step: int) -> None:
+        for first, columns in pieces:
+            for name, values in columns.items():
+                self.columns[name][first : first + len(values)].copy_(values)
+
+
+@dataclass
+class SomeRows:
+    """Copies of a few rows, to try something on."""
+
+    columns: dict[str, torch.Tensor]
+
+    def changed(self, slots: torch.Tensor) -> None:
         return
 
 

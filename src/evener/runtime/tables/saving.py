@@ -1,66 +1,118 @@
 """A table's rows and state as a checkpoint holds them: under the names that torch's optimiser would give.
 
 Rows are brought up to the last step before they are saved, so that no learning rate of the past is needed.
+Those of a tiered table are read from its file, piece by piece, while the checkpoint is written: its last
+commit stays what it is until then, and what the training changes goes to the log and is no part of it.
 """
 
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from evener.errors import StateError, UsageError
+from evener.errors import StateError
 from evener.runtime.checkpoints.folder import Checkpoint
 from evener.runtime.checkpoints.rows import part_name
+from evener.runtime.checkpoints.shards import Later
 from evener.runtime.tables.optimizers import SEEN, TableAdagrad, TableAdam
-from evener.runtime.tables.rows import WEIGHT, MemoryRows
+from evener.runtime.tables.rows import WEIGHT, SomeRows
+from evener.runtime.tables.sharing import chunk_rows
 from evener.runtime.tables.table import Table
+from evener.runtime.tables.tiered import TieredRows
 
 _AT_ONCE = 65_536  # rows that are brought up to date together
 _NAMES = {"mean": "exp_avg", "square": "exp_avg_sq", "sum": "sum"}
 
 
-def refuse_files(tables: list[Table]) -> None:
-    """UsageError where a table lies in a file: it is its own, as of its own last step."""
-    names = [t.name for t in tables if not isinstance(t.part.rows, MemoryRows)]
-    if names:
-        raise UsageError(
-            f"checkpoints do not hold tables in files: {', '.join(names)}",
-            remedy="no --checkpoint-every and no --resume with them; their folder keeps what a run ends with",
-        )
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What a checkpoint has of this device's rows. `later` is as it is until `release`.
+
+    `spared` are bytes by folder that the training needs there meanwhile.
+    """
+
+    tensors: dict[str, Tensor]
+    later: dict[str, Later] = field(default_factory=dict)
+    spared: dict[Path, int] = field(default_factory=dict)
+    release: Callable[[], None] = lambda: None
 
 
-def export_table(table: Table, *, leads: bool) -> dict[str, Tensor]:
-    """This device's rows and their state, as references; the number of steps where this device `leads`.
+def export_table(table: Table, *, leads: bool) -> Exported:
+    """This device's rows and their state, in memory as references; the number of steps where it `leads`.
 
     Example: rows 0 to 5 of "emb" under Adam give rows/model/emb.weight/0-5, and exp_avg, exp_avg_sq of them.
     """
     rows, part, optimizer = table.part.rows, table.part, table.optimizer
     assert optimizer is not None
-    for first in range(0, part.stop - part.start, _AT_ONCE):
-        some = torch.arange(first, min(part.stop - part.start, first + _AT_ONCE))
-        optimizer.catch_up(rows, rows.slots(some), table.rates.values)
     found = {}
-    if part.start < part.stop:
-        for column, tensor in rows.columns.items():
-            whole = _whole(table, column)
-            if whole is not None:
-                found[part_name(whole, part.start, part.stop)] = _kept(table, column, tensor)
     if leads and isinstance(optimizer, TableAdam | TableAdagrad):
         key, step = f"optimizer/{table.name}.weight/step", len(table.rates.values)
         sparse = isinstance(optimizer, TableAdam) and optimizer.meaning == "touched"
         found[f"{key}:int" if sparse else key] = torch.tensor(step if sparse else float(step))
-    return found
+    if part.start == part.stop:
+        return Exported(tensors=found)
+    if isinstance(rows, TieredRows):
+        frozen = _Frozen(table, rows)
+        spared = {rows.file.folder: rows.log_bytes}
+        return Exported(tensors=found, later=frozen.pieces(), spared=spared, release=frozen.release)
+    for first, last in _pieces(0, part.stop - part.start, _AT_ONCE):
+        optimizer.catch_up(rows, rows.slots(torch.arange(first, last)), table.rates.values)
+    for column, whole in _wholes(table).items():
+        found[part_name(whole, part.start, part.stop)] = _kept(table, column, rows.columns[column])
+    return Exported(tensors=found)
+
+
+class _Frozen:
+    """The rows of a table in a file as of its last step, for the thread that writes them, until `release`."""
+
+    def __init__(self, table: Table, rows: TieredRows) -> None:
+        rows.commit()
+        rows.file.reading.acquire()
+        self._table, self._rows, self._rates = table, rows, table.rates.values
+        self._read: tuple[int, dict[str, Tensor]] = (-1, {})
+        self._over = False
+
+    def pieces(self) -> dict[str, Later]:
+        """Each piece's columns one after the other, so that the file is read once."""
+        table, start = self._table, self._table.part.start
+        record = sum(column.shape[1] for column in self._rows.columns.values()) * table.dtype.itemsize
+        found = {}
+        for first, last in _pieces(0, self._rows.num_rows, chunk_rows(record)):
+            for column, whole in _wholes(table).items():
+                shape = (last - first, self._rows.columns[column].shape[1])
+                like = torch.empty(shape, dtype=table.dtype, device="meta")
+                read = partial(self._column, column, first, last)
+                found[part_name(whole, start + first, start + last)] = Later(like, read)
+        return found
+
+    def release(self) -> None:
+        """Let the table commit again; what is asked for after that is refused."""
+        self._over, self._read = True, (-1, {})
+        self._rows.file.reading.release()
+
+    def _column(self, column: str, first: int, last: int) -> Tensor:
+        if self._over:
+            raise StateError(f"the table {self._table.name} is no longer what the checkpoint was to have")
+        if self._read[0] != first:
+            some = SomeRows(self._rows.committed(first, last))
+            assert self._table.optimizer is not None
+            self._table.optimizer.catch_up(some, torch.arange(last - first), self._rates)  # type: ignore[arg-type]
+            self._read = (first, some.columns)
+        return _kept(self._table, column, self._read[1][column]).contiguous()
 
 
 def import_table(table: Table, checkpoint: Checkpoint) -> None:
     """Make this device's rows and their state what `checkpoint` says, whoever wrote it, in parts or whole.
 
     Without state of any kind there the table begins as a new one with these rows. StateError where some is
-    missing.
+    missing; nothing has changed then.
     """
-    rows, part, there = table.part.rows, table.part, checkpoint.manifest.wholes
-    state = {c: w for c in rows.columns if c != WEIGHT and (w := _whole(table, c)) is not None}
+    there, wanted = checkpoint.manifest.wholes, _wholes(table)
+    state = {column: whole for column, whole in wanted.items() if column != WEIGHT}
     missing = [name for name in state.values() if name not in there]
     if missing and len(missing) < len(state):
         raise StateError(
@@ -68,15 +120,34 @@ def import_table(table: Table, checkpoint: Checkpoint) -> None:
             numbers=f"missing: {', '.join(missing)}",
             remedy="the optimiser that it was made with",
         )
-    wanted = {WEIGHT: f"model/{table.name}.weight"} | ({} if missing else state)
-    for first, stop in pairwise([*range(part.start, part.stop, _AT_ONCE), part.stop]):
-        for column, whole in wanted.items():
-            came = _given(table, column, checkpoint.read_rows(whole, first, stop))
-            rows.columns[column][first - part.start : stop - part.start].copy_(came)
     done = 0 if missing or not state else _steps(table, checkpoint)
-    if SEEN in rows.columns:
-        rows.columns[SEEN].fill_(float(done))
+    given = {WEIGHT: wanted[WEIGHT]} if missing else wanted
+    table.part.rows.refill(_given(table, checkpoint, given, done), done)
     table.rates.restore(np.zeros(done))
+
+
+def _given(
+    table: Table, checkpoint: Checkpoint, wanted: dict[str, str], done: int
+) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """This device's rows piece by piece, as of step number `done`; zeros in columns that are not `wanted`."""
+    start, columns = table.part.start, table.part.rows.columns
+    record = sum(column.shape[1] for column in columns.values()) * table.dtype.itemsize
+    initial = table.optimizer.initial if isinstance(table.optimizer, TableAdagrad) else 0.0
+    for first, last in _pieces(start, table.part.stop, chunk_rows(record)):
+        piece = {}
+        for name, column in columns.items():
+            if name in wanted:
+                came = checkpoint.read_rows(wanted[name], first, last).to(table.dtype)
+                piece[name] = came - initial if initial and name == "sum" else came
+            else:
+                value = float(done) if name == SEEN else 0.0
+                piece[name] = torch.full((last - first, column.shape[1]), value, dtype=table.dtype)
+        yield first - start, piece
+
+
+def _pieces(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    for first in range(start, stop, step):
+        yield first, min(stop, first + step)
 
 
 def _steps(table: Table, checkpoint: Checkpoint) -> int:
@@ -92,22 +163,15 @@ def _steps(table: Table, checkpoint: Checkpoint) -> int:
     return int(checkpoint.read(kept)[kept[0]])
 
 
-def _whole(table: Table, column: str) -> str | None:
-    """The name of the tensor that a column is rows of; None for what is not kept."""
-    if column == WEIGHT:
-        return f"model/{table.name}.weight"
-    if column == SEEN:
-        return None
+def _wholes(table: Table) -> dict[str, str]:
+    """By column that is kept, the name of the tensor that it is rows of."""
     row_wise = isinstance(table.optimizer, TableAdagrad) and table.optimizer.row_wise
-    return f"optimizer/{table.name}.weight/{'row_sum' if row_wise else _NAMES[column]}"
+    names = _NAMES | {"sum": "row_sum"} if row_wise else _NAMES
+    state = {c: f"optimizer/{table.name}.weight/{names[c]}" for c in table.part.rows.columns if c in names}
+    return {WEIGHT: f"model/{table.name}.weight"} | state
 
 
 def _kept(table: Table, column: str, tensor: Tensor) -> Tensor:
     """torch counts what Adagrad's sums begin with among them."""
     initial = table.optimizer.initial if isinstance(table.optimizer, TableAdagrad) else 0.0
     return tensor + initial if initial and column == "sum" else tensor
-
-
-def _given(table: Table, column: str, came: Tensor) -> Tensor:
-    initial = table.optimizer.initial if isinstance(table.optimizer, TableAdagrad) else 0.0
-    return came - initial if initial and column == "sum" else came

@@ -8,7 +8,7 @@ A row's use counts one for each step that asks for it, and a count halves in abo
 popular once makes room for what is popular now.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from evener.errors import FileError, UsageError
-from evener.runtime.tables.coldfile import ColdFile, write_durably
+from evener.runtime.tables.coldfile import ColdFile
 from evener.runtime.tables.rows import WEIGHT, check_dtype, put, side_by_side
 
 HALF_LIFE = 100
 _EVICTED_PART = 16  # this part of a level makes room at once, as choosing costs a look at all slots
-_MOST_LOGGED = 4  # times its cache, before the file is committed
+_MOST_LOGGED = 4  # times its cache, before the file is committed; the table, while a checkpoint reads it
 RATES = "rates"  # file of the learning rates of all steps, beside the rows
 
 
@@ -175,9 +175,8 @@ class TieredRows:
         if self.file.step < 0:
             self._fill()
         self.rates = self._kept_rates()
-        self._levels = [self._level(self._host, every, self.file, torch.device("cpu"))]
-        if self._hot:
-            self._levels.append(self._level(self._hot, every, self._levels[0], self._device))
+        self._widths = every
+        self._levels = self._empty_levels()
 
     @property
     def columns(self) -> dict[str, Tensor]:
@@ -203,8 +202,16 @@ class TieredRows:
     def stepped(self, rates: np.ndarray) -> None:
         """A step is done: from time to time the file is brought up to it."""
         self.rates = rates
-        if self.file.logged > _MOST_LOGGED * self._host:
+        most = _MOST_LOGGED * self._host
+        if self.file.reading.locked():  # a commit would wait until a whole checkpoint is written
+            most = max(most, self.num_rows)
+        if self.file.logged > most:
             self.commit()
+
+    @property
+    def log_bytes(self) -> int:
+        """Room that the log may need: a run's end reads all rows, which writes down what they missed."""
+        return (max(_MOST_LOGGED * self._host, self.num_rows) + 2 * self._host) * self.file.record_bytes
 
     def commit(self) -> None:
         """The file has all rows as of the last step, come what may.
@@ -213,8 +220,22 @@ class TieredRows:
         rows: first they, then the rows, and of rates beyond the file's step nobody reads.
         """
         if self._levels and len(self.rates):
-            write_durably(self.file.folder / RATES, self.rates.astype("<f8").tobytes())
+            self.file.keep(RATES, self.rates.astype("<f8").tobytes())
             self._levels[-1].commit(len(self.rates))
+
+    def committed(self, first: int, stop: int) -> dict[str, Tensor]:
+        """Columns of rows as the last commit left them; for another thread while it holds `file.reading`."""
+        return side_by_side(torch.from_numpy(self.file.committed(first, stop)), self._widths)
+
+    def refill(self, pieces: Iterable[tuple[int, Mapping[str, Tensor]]], step: int) -> None:
+        """All rows anew. Killed in the middle, the folder is as one that was never filled."""
+        self.file.begin_anew()
+        for first, columns in pieces:
+            self.file.fill(first, torch.cat([columns[n] for n in self._widths], 1).numpy())
+        self.rates = np.zeros(step)
+        self.file.keep(RATES, self.rates.tobytes())
+        self.file.commit(step)
+        self._levels = self._empty_levels()
 
     @property
     def found_in(self) -> dict[str, int]:
@@ -236,8 +257,12 @@ class TieredRows:
             )
         return found[:step]
 
-    def _level(self, most: int, widths: Mapping[str, int], below: Below, device: torch.device) -> Level:
-        return Level(most, self.num_rows, widths, below, device, self._dtype)
+    def _empty_levels(self) -> list[Level]:
+        levels = [self._level(self._host, self.file, torch.device("cpu"))]
+        return [*levels, self._level(self._hot, levels[0], self._device)] if self._hot else levels
+
+    def _level(self, most: int, below: Below, device: torch.device) -> Level:
+        return Level(most, self.num_rows, self._widths, below, device, self._dtype)
 
     def _fill(self) -> None:
         step = max(1, 2**22 // self._dim)

@@ -1,7 +1,5 @@
 """What a checkpoint has of a table is what torch's optimiser of a dense one has; it goes on from there."""
 
-import errno
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -238,30 +236,6 @@ def test_the_training_goes_on_while_a_checkpoint_reads_the_file(tmp_path: Path) 
     with pytest.raises(StateError, match="no longer what the checkpoint was to have"):
         next(iter(exported.later.values())).read()
     train(undisturbed, range(20, step + 6))
-    every = torch.arange(ROWS)
-    torch.testing.assert_close(ours.own(every), undisturbed.own(every), rtol=0, atol=1e-10)
-
-
-def test_a_checkpoint_that_took_the_disks_last_room_gives_it_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The table's log cannot grow: the training waits until the checkpoint is given up, and goes on."""
-    ours, undisturbed = in_a_file(tmp_path, 0, ROWS, TableAdam()), table_of(0, ROWS, TableAdam())
-    train(ours, range(20))
-    exported, rows = export_table(ours, leads=True), frozen(ours)[1]
-    append = ColdFile._append
-
-    def full(file: ColdFile, data: bytes) -> None:
-        if not given_up:
-            threading.Timer(0.1, lambda: (given_up.append(1), exported.release())).start()
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        append(file, data)
-
-    given_up: list[int] = []
-    monkeypatch.setattr(ColdFile, "_append", full)
-    train(ours, range(20, 40))
-    assert given_up and not rows.file.reading.locked()
-    train(undisturbed, range(40))
     every = torch.arange(ROWS)
     torch.testing.assert_close(ours.own(every), undisturbed.own(every), rtol=0, atol=1e-10)
 
