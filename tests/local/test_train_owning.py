@@ -95,9 +95,9 @@ def test_a_run_goes_on_with_other_owners_and_with_none(tmp_path: Path) -> None:
         assert all((end[n] - want[n]).abs().max() < 1e-6 for n in want)
 
 
-def test_owners_of_a_layer_that_is_not_there_end_all_devices_with_one_sentence(tmp_path: Path) -> None:
+def test_owners_of_a_layer_that_is_not_there_are_refused_before_devices_agree(tmp_path: Path) -> None:
     wrong = plan("optimizer")
     owners = (Ownership(layer="9", parts={"here/a": 1}), *wrong.owners)
     with pytest.raises(EvenerError, match="9, no layers of the model") as e:
         launch(asked(tmp_path, plan=replace(wrong, owners=owners), steps=2))
-    assert e.value.code == "EV202"
+    assert e.value.code == "EV202" and not (tmp_path / "fleet.json").exists()

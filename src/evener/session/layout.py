@@ -23,14 +23,14 @@ from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import reducers_for, segments_of
 from evener.session.fewer import Apart, open_apart
 from evener.session.meeting import Meeting
-from evener.session.owning import check_owned, open_owned, told
+from evener.session.owning import open_owned, told
 from evener.session.recipe import Recipe
 from evener.session.residences import homes_of, housed
 from evener.session.scopes import Connect
 from evener.session.seat import Seat
 from evener.session.site import Site
 from evener.session.sums import gradient_wires
-from evener.session.tables import JobTables, open_tables, table_names
+from evener.session.tables import JobTables, open_tables
 
 _TRACED_SAMPLES = 3  # of the micro-batch that a model is traced with: odd, so that it matches no other size
 
@@ -89,7 +89,6 @@ def lay_out(
     wire = seat.wire(ranks.devices)
     if plan.is_data_parallel:
         if plan.owners:
-            check_owned(plan, recipe, table_names(recipe))
             return _in_parts(seat, wire, open_owned(seat, wire))
         return _whole(seat, wire)
     return _in_stages(seat, wire)

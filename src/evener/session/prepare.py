@@ -20,7 +20,7 @@ from evener.session.fewer import check_fewer
 from evener.session.keep import load_weights
 from evener.session.measure import measured_links, micro_batch_grid, profile_together
 from evener.session.meeting import Meeting
-from evener.session.owning import with_owners
+from evener.session.owning import check_owned, with_owners
 from evener.session.place_words import make_folders
 from evener.session.placing import Placing, plan_with_tables, with_places
 from evener.session.recipe import Recipe, in_dtype, with_keys, without_dropout
@@ -69,6 +69,7 @@ def agreed_plan(
             check_stealing(plan, recipe.model, table_names(recipe))
             plan = msgspec.structs.replace(plan, steal=True)
         check_fewer(plan, recipe)
+        check_owned(plan, recipe, table_names(recipe))
         if meeting.rank == 0:
             _keep(request, fleet, request.profile)
             meeting.put("plan", placing.on(with_inexact(plan, recipe), fleet, recipe))
@@ -102,6 +103,7 @@ def agreed_plan(
 
     plan = plan_with_tables(choose, request, fleet, recipe, placing)
     check_fewer(plan, recipe)
+    check_owned(plan, recipe, table_names(recipe))
     _keep(request, fleet, profile)
     meeting.put("profile", profile)
     meeting.put("plan", plan)

@@ -13,6 +13,7 @@ from evener.core.fewer import fewer_in
 from evener.core.figures import Value
 from evener.core.fleet import Device, Fleet, Link
 from evener.core.job import Shapes, State, Sums, check_together
+from evener.core.ownership import check_owners
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import FileError, UsageError
@@ -96,6 +97,8 @@ class Request(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_faults(self)
+        if self.plan:  # its layers are known to the recipe alone
+            check_owners(self.plan, [o.layer for o in self.plan.owners])
         check_together(self.state, self.sums, self.compress, fewer_in(self.fewer))
         negative = [f"{name}={part}" for name, part in (self.parts or {}).items() if part < 0]
         if negative:

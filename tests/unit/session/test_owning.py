@@ -11,7 +11,7 @@ import evener as ev
 from evener.core.fewer import Fewer
 from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
-from evener.core.plan import LeftOut, Pipeline, Plan, Share, Stage
+from evener.core.plan import LeftOut, Ownership, Pipeline, Plan, Share, Stage
 from evener.errors import PlanMismatchError, UsageError
 from evener.session.owning import check_owned, with_owners
 from evener.session.request import Request, may_hold_parts
@@ -48,6 +48,16 @@ def plan(devices: int = 3) -> Plan:
             )
             for i in range(devices)
         ),
+    )
+
+
+def two_stages() -> Pipeline:
+    """A pipeline over two devices."""
+    layers = {"lab/0": ("0",), "lab/1": ("1", "2")}
+    return Pipeline(
+        samples=6,
+        micro_batch=2,
+        stages=tuple(Stage(layers=n, shares=(Share(devices=(d,), samples=2),)) for d, n in layers.items()),
     )
 
 
@@ -101,6 +111,21 @@ def test_parts_without_anything_in_parts_or_all_0_are_refused():
         with_owners(
             plan(), request(plan(), state="optimizer", parts=dict.fromkeys(parts, 0)), fleet(1, 1, 1), model()
         )
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "words"),
+    [
+        (("lab/0", "lab/9"), {}, "lab/9, which have no pipeline"),
+        (("lab/0",), {"pipelines": (two_stages(),)}, "pipelines of one stage"),
+    ],
+)
+def test_a_plan_by_hand_whose_owners_cannot_be_is_no_request(
+    names: tuple[str, ...], more: dict[str, Any], words: str
+) -> None:
+    owners = (Ownership(layer="0", parts=dict.fromkeys(names, 1)),)
+    with pytest.raises(PlanMismatchError, match=words):
+        request(replace(plan(), owners=owners, **more))
 
 
 @pytest.mark.parametrize(
