@@ -3,14 +3,16 @@
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
-from evener.core.exchange import Exchange
+from evener.core.exchange import PIECE_BYTES, Exchange
 from evener.runtime.wires.grouped import GroupedWire
 from evener.runtime.wires.open import open_grouped
+from evener.runtime.wires.shared import HEAD_BYTES, Memory
 
 WAIT_S = 10.0
 
@@ -21,6 +23,13 @@ class Post:
     def __init__(self) -> None:
         self.boxes: dict[tuple, SimpleQueue] = defaultdict(SimpleQueue)
         self._lock = threading.Lock()
+        self._memories: dict[tuple[str, ...], Memory] = {}
+
+    def share(self, group: Any, members: Sequence[str], rooms: int) -> Memory:
+        """Memory of all members of a group, in place of `share_memory`."""
+        num_bytes = HEAD_BYTES + rooms * PIECE_BYTES
+        made = Memory({m: torch.empty(num_bytes, dtype=torch.uint8) for m in members})
+        return self._memories.setdefault(tuple(members), made)
 
     def box(self, *key: Any) -> SimpleQueue:
         with self._lock:
@@ -50,7 +59,7 @@ class MailGroup:
 
 
 class _Sent:
-    def wait(self) -> None:
+    def wait(self, patience: timedelta) -> None:
         return
 
 
@@ -58,7 +67,7 @@ class _Coming:
     def __init__(self, box: SimpleQueue, room: torch.Tensor) -> None:
         self._box, self._room = box, room
 
-    def wait(self) -> None:
+    def wait(self, patience: timedelta) -> None:
         try:
             came = self._box.get(timeout=WAIT_S)
         except Empty:
@@ -69,8 +78,11 @@ class _Coming:
         self._room[: len(came)] = came
 
 
-def wires(exchange: Exchange, post: Post, seed: int = 0) -> dict[str, GroupedWire]:
-    """A wire for every device, by name."""
+def wires(
+    exchange: Exchange, post: Post, seed: int = 0, *, shares: bool = True, summed: bool = False
+) -> dict[str, GroupedWire]:
+    """A wire for every device, by name; the members of a group share memory or send messages."""
+    share = post.share if shares else lambda *_: None
     made = {}
     for here in exchange.devices:
         numbers = iter(range(100))
@@ -78,5 +90,5 @@ def wires(exchange: Exchange, post: Post, seed: int = 0) -> dict[str, GroupedWir
         def new_group(devices: Sequence[str], backend: str, here: str = here, numbers=numbers) -> Any:
             return MailGroup(post, devices, here, next(numbers))
 
-        made[here] = open_grouped(exchange, here, seed, new_group)
+        made[here] = open_grouped(exchange, here, seed, new_group, share=share, summed=summed)
     return made

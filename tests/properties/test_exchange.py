@@ -13,7 +13,7 @@ BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 @st.composite
 def cases(draw):
-    """Groups of 1 to 3, up to 3 lanes in any parts, any slices, names in any order."""
+    """Groups of 1 to 3, up to 3 lanes in any parts, any slices and order, more pieces than rooms."""
     groups = draw(st.lists(st.integers(1, 3), min_size=2, max_size=3))
     names = [[f"h{i}/{m}" for m in range(n)] for i, n in enumerate(groups)]
     parts = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3).filter(any))
@@ -24,18 +24,18 @@ def cases(draw):
         told = {d: float(k) for d, k in zip(lane, adds, strict=True)}
         reductions.append(Reduction(devices=tuple(lane), transport="gloo", part=float(part), adds=told))
     devices = draw(st.permutations([d for g in names for d in g]))
-    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
+    sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))
     dtype = draw(st.sampled_from(list(BOUNDS)))
-    return reductions, devices, sizes, dtype
+    return reductions, devices, sizes, dtype, draw(st.booleans())
 
 
 @settings(max_examples=40, deadline=None)
 @given(cases())
 def test_every_grouping_gives_the_sum(case) -> None:
-    reductions, devices, sizes, dtype = case
+    reductions, devices, sizes, dtype, shares = case
     exchange = exchange_of(reductions, devices)
     assert exchange is not None
-    made = wires(exchange, Post())
+    made = wires(exchange, Post(), shares=shares)
     draws = torch.Generator().manual_seed(len(devices))
     buffers = {d: [torch.randn(n, dtype=dtype, generator=draws) for n in sizes] for d in devices}
     expected = [sum(buffers[d][i].double() for d in devices) for i in range(len(sizes))]

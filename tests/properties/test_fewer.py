@@ -40,12 +40,10 @@ def parameters(number: int, dtype: torch.dtype) -> list[nn.Parameter]:
 
 def on_all(exchange: Exchange, work) -> dict:
     """`work(device, group number, between)` on every device, each in a thread of its own."""
-    made = wires(exchange, Post())
+    made = wires(exchange, Post(), summed=True)
     numbers = {d: i for i, group in enumerate(exchange.groups) for d in group}
     with ThreadPoolExecutor(len(made)) as pool:
-        waiting = {
-            d: pool.submit(work, d, numbers[d], Between(wire.summed_inside())) for d, wire in made.items()
-        }
+        waiting = {d: pool.submit(work, d, numbers[d], Between(wire)) for d, wire in made.items()}
         return {d: w.result(timeout=20) for d, w in waiting.items()}
 
 

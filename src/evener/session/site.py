@@ -106,7 +106,7 @@ class Site:
         rehearse: bool,
     ) -> Between:
         """What sums over groups what is in host memory and the same on all members of a group."""
-        grouped = open_grouped(exchange, self.device.name, seed, new_group).summed_inside()
+        grouped = open_grouped(exchange, self.device.name, seed, new_group, summed=True)
         wire: Wire = grouped
         if rehearse:
             assert isinstance(self.driver, Pacer)

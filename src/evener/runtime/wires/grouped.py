@@ -48,16 +48,17 @@ class _Piece:
 class GroupedWire:
     """A `Wire` that carries out `exchange`: all bits of the sum are the same on every device.
 
-    A track is this device's group and its lanes by number. The first error ends every reduction under
+    A track is this device's group and its lanes by number. Without `collects` the buffers already are their
+    group's sum, the same on all of its members. The first error ends every reduction under
     way and all later ones; nothing that belongs to a group is kept alive then.
     """
 
-    def __init__(self, exchange: Exchange, tracks: Sequence[Track]) -> None:
+    def __init__(self, exchange: Exchange, tracks: Sequence[Track], *, collects: bool = True) -> None:
         self.exchange, self._tracks = exchange, tuple(tracks)
         self._lines = [[Line(f"sum {i}: {stage}") for stage in STAGES] for i in range(len(tracks))]
         self._steps = (self._collect, self._scatter, self._gather, self._spread)
         self._failure = _Failure()
-        self._collects = True
+        self._collects = collects
         self._number = 0
         self.is_timed = True
         self.rates: dict[str, float] = {}  # bytes/s that came from devices of other groups in the last step
@@ -77,11 +78,6 @@ class GroupedWire:
         for piece in pieces:
             self._put(piece, 0)
         return _Sum(pieces, self._failure, key)
-
-    def summed_inside(self) -> "GroupedWire":
-        """This wire for buffers that already are their group's sum, the same on all of its members."""
-        self._collects = False
-        return self
 
     def between_s(self, seconds: float) -> float:
         """Of the last `seconds`, those in which a piece was on its way between groups.
@@ -150,6 +146,7 @@ class GroupedWire:
                     "look for the first error of the other devices; the job can be started again",
                 )
         if self._failure.error is not None:
+            self._tracks[piece.track][0].give_up()
             piece.done.set()
             return
         self._put(piece, stage + 1)

@@ -1,7 +1,7 @@
 """The part of a sum that stays inside a group: each lane's values come together on one member, and go back.
 
-Two ways behind one interface: messages through host memory, or the collectives of any torch.distributed
-backend (NCCL, XCCL, MPI, UCC), which leave the whole sum of the group on every member.
+Three ways behind one interface: memory that all members share (shared.py), messages, or the collectives of
+any torch.distributed backend (NCCL, XCCL, MPI, UCC), which leave the whole sum of the group on every member.
 """
 
 from collections.abc import Sequence
@@ -25,6 +25,10 @@ class Inside(Protocol):
         """Have each span as its owner has it on all members, in place."""
         ...
 
+    def give_up(self) -> None:
+        """The sum has failed: wait for nothing that would come of pieces under way."""
+        ...
+
 
 class Alone:
     """The inside of a group of one."""
@@ -33,6 +37,9 @@ class Alone:
         return
 
     def spread(self, piece: Tensor, number: int, spans: Sequence[Span]) -> None:
+        return
+
+    def give_up(self) -> None:
         return
 
 
@@ -84,6 +91,9 @@ class MessagesInside:
                 values.copy_(payload.view(values.dtype))
         _wait(sent)
 
+    def give_up(self) -> None:
+        return  # its waits are Gloo's, which end with their sockets
+
 
 class CollectiveInside:
     """All-reduce, then a broadcast by each owner: for a backend that has no messages on the CPU."""
@@ -101,6 +111,9 @@ class CollectiveInside:
         for (a, b), place in zip(spans, self._places, strict=True):
             if b > a:
                 self._back.broadcast(piece[a:b], place).wait()
+
+    def give_up(self) -> None:
+        return  # as above
 
 
 def _send(messages: Messages, to: str, values: Tensor, number: int, slot: int) -> Outgoing:

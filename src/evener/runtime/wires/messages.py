@@ -82,10 +82,11 @@ class Messages:
         wanted = (_MAGIC, number, values.numel(), DTYPES.index(values.dtype), num_bytes)
         if (magic, told, count, dtype, size) != wanted:
             theirs = str(DTYPES[dtype]) if 0 <= dtype < len(DTYPES) else "an unknown dtype"
+            here = f"{values.numel()} {values.dtype}" + (f" in {num_bytes} bytes" if num_bytes else "")
+            there = f"{count} {theirs}" + (f" in {size} bytes" if size else "")
             raise ReductionMismatchError(
                 f"{self.here} and {source} do not sum the same thing",
-                numbers=f"piece {number} of {values.numel()} {values.dtype} in {num_bytes} bytes here, "
-                f"piece {told} of {count} {theirs} in {size} bytes there",
+                numbers=f"piece {number} of {here} here, piece {told} of {there} there",
                 remedy="the same model, dtype, plan and version of evener on all devices",
             )
         return room[HEADER_BYTES : HEADER_BYTES + num_bytes]

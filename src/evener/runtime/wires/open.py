@@ -10,6 +10,7 @@ from evener.runtime.wires.grouped import GroupedWire
 from evener.runtime.wires.inside import Alone, CollectiveInside, Inside, MessagesInside
 from evener.runtime.wires.lane import LaneEnd
 from evener.runtime.wires.messages import Messages
+from evener.runtime.wires.shared import ROOMS, Memory, SharedInside, share_memory
 
 NewGroup = Callable[[Sequence[str], str], dist.ProcessGroup]
 """(devices, backend) to their group; called by every device of the job, also by those not in it.
@@ -17,12 +18,24 @@ NewGroup = Callable[[Sequence[str], str], dist.ProcessGroup]
 Devices are in the order of their processes: torch ranks a group in that order whatever it is given.
 """
 
+ShareMemory = Callable[[dist.ProcessGroup, Sequence[str], int], Memory | None]
 
-def open_grouped(exchange: Exchange, here: str, seed: int, new_group: NewGroup) -> GroupedWire:
+
+def open_grouped(
+    exchange: Exchange,
+    here: str,
+    seed: int,
+    new_group: NewGroup,
+    *,
+    summed: bool = False,
+    share: ShareMemory = share_memory,
+) -> GroupedWire:
     """The wire of device `here`. Called by all devices of the job together, with the same exchange.
 
-    A group whose transport is not Gloo goes by that backend's collectives, which are in order by themselves:
+    A group whose transport is Gloo goes through the memory that its members share, where they do, else by
+    messages. One with another transport goes by that backend's collectives, which are in order by themselves:
     there is one track then. `seed` is of what compression rounds by; every device adds its own place.
+    `summed`: buffers already are their group's sum, the same on all of its members.
     On a device that is not in the exchange the wire sums nothing: it only made the groups with the others.
     PlanMismatchError and UsageError as the exchange has them.
     """
@@ -39,10 +52,14 @@ def open_grouped(exchange: Exchange, here: str, seed: int, new_group: NewGroup) 
         if here not in members:
             continue
         if backend == "gloo":
-            insides = [
-                MessagesInside(*_both(group, ordered, here, track), members, owners)
-                for track in range(len(insides))
-            ]
+            memory = None if summed else share(group, ordered, 2 * ROOMS * len(insides))
+            for track in range(len(insides)):
+                there, back = _both(group, ordered, here, track)
+                insides[track] = (
+                    SharedInside(memory, 2 * ROOMS * track, there, back, members, owners)
+                    if memory
+                    else MessagesInside(there, back, members, owners)
+                )
         else:
             insides = [CollectiveInside(group, back_group, ordered, owners)]
     ends: list[dict[int, LaneEnd]] = [{} for _ in insides]
@@ -58,7 +75,7 @@ def open_grouped(exchange: Exchange, here: str, seed: int, new_group: NewGroup) 
                 found[number] = LaneEnd(lane, *_both(group, ordered, here, track), chance)
     if here not in exchange.devices:
         return GroupedWire(exchange, ())
-    return GroupedWire(exchange, list(zip(insides, ends, strict=True)))
+    return GroupedWire(exchange, list(zip(insides, ends, strict=True)), collects=not summed)
 
 
 def _both(

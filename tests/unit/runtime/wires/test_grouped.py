@@ -137,16 +137,18 @@ def test_a_lost_device_ends_every_wait_and_all_later_sums() -> None:
 
 @pytest.mark.parametrize(
     ("theirs", "told"),
-    [(torch.ones(9), "5 torch.float32"), (torch.ones(8, dtype=torch.float64), "float64")],
+    [(torch.ones(9), "torch.float32"), (torch.ones(8, dtype=torch.float64), "float64")],
     ids=["size", "dtype"],
 )
-def test_devices_that_disagree_are_told_so(theirs: torch.Tensor, told: str) -> None:
-    made = wires(exchange_of(lanes(), NAMES), Post())
+@pytest.mark.parametrize("shares", [True, False])
+def test_devices_that_disagree_are_told_so(theirs: torch.Tensor, told: str, shares: bool) -> None:
+    made = wires(exchange_of(lanes(), NAMES), Post(), shares=shares)
     own = {d: torch.ones(8) for d in NAMES} | {"b/1": theirs}
     pending = {d: made[d].all_reduce(own[d], "step 0, bucket 0") for d in NAMES}
     with pytest.raises(ReductionMismatchError) as e:
         pending["b/0"].wait()
-    assert "4 torch.float32" in e.value.numbers and told in e.value.numbers
+    here, there = e.value.numbers.split(" here, ")
+    assert "torch.float32" in here and told in there and here != there.removesuffix(" there")
 
 
 def test_time_between_groups_is_that_in_which_any_piece_was_there() -> None:
