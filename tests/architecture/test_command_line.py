@@ -49,6 +49,17 @@ def test_every_verb_explains_itself_and_speaks_json(verb: str) -> None:
     assert silent == [], "an option or argument without help"
 
 
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_cuts_no_name_of_an_option_where_80_columns_are(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    shown = capsys.readouterr().out
+    assert [o for p in cli.load(verb).params for o in (*p.opts, *p.secondary_opts) if o not in shown] == []
+
+
 def test_a_verb_loads_only_its_own_file() -> None:
     code = (
         "import sys; from evener.cli.main import load; load('plan')\n"

@@ -40,7 +40,8 @@ _SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 def load(verb: str) -> Any:
     """The command of `verb`, from its own file; nothing else is imported."""
-    app = typer.Typer(add_completion=False, context_settings=_SETTINGS)
+    # Plain text: in panels 80 columns have no room for the names of options.
+    app = typer.Typer(add_completion=False, context_settings=_SETTINGS, rich_markup_mode=None)
     app.command(verb)(getattr(import_module(f"evener.cli.{verb}"), verb))
     return typer.main.get_command(app)
 
