@@ -9,6 +9,7 @@ from torch import Tensor
 BLOCK = 256
 _SHIFTS = 2**16
 _SMALLEST = 1e-30
+_INSIDE = 1 - 2**-20  # of the largest level: so that rounding an exact one never leads beyond it
 
 
 class Blocks:
@@ -38,22 +39,28 @@ class Blocks:
         scales, levels = self._parts(out, len(rows))
         found = self._space(rows.numel()).view_as(rows)
         # Not torch's norm: that takes twelve times as long along rows.
-        largest = torch.abs(rows, out=found).amax(1)
+        largest = torch.maximum(rows.amax(1), -rows.amin(1))
         finite = largest.isfinite()
-        scales.copy_(largest / self._most)
+        most = self._most * _INSIDE
+        scales.copy_(largest / most)
         scales[~finite] = float("nan")
         # A block of values so small that this overflows is sent as zeros, and kept.
-        factor = torch.where((largest > _SMALLEST) & finite, self._most / largest, torch.zeros_like(largest))
+        factor = torch.where((largest > _SMALLEST) & finite, most / largest, torch.zeros_like(largest))
         torch.addcmul(self._coins(rows.numel()).view_as(rows), rows, factor[:, None], out=found)
-        found.floor_().clamp_(-self._most, self._most)
+        found.floor_()
         if self._bits == 8:
             levels.view(torch.int8).view_as(rows).copy_(found)
         else:
             both = (found.nan_to_num(0.0) + self._most).to(torch.uint8).view(-1, 2)
             torch.bitwise_or(both[:, 0], both[:, 1] << 4, out=levels)
         if lost is not None:
-            kept = torch.addcmul(rows, found, scales[:, None], value=-1.0, out=found)
-            lost.copy_(kept.view(-1)[: len(lost)] if bool(finite.all()) else torch.zeros(()))
+            if not bool(finite.all()):
+                lost.zero_()
+            elif len(lost) == rows.numel():
+                torch.addcmul(rows, found, scales[:, None], value=-1.0, out=lost.view_as(rows))
+            else:
+                kept = torch.addcmul(rows, found, scales[:, None], value=-1.0, out=found)
+                lost.copy_(kept.view(-1)[: len(lost)])
 
     def _space(self, count: int) -> Tensor:
         """Room for `count` values on the way: new memory for each piece takes longer than the sums in it."""
@@ -67,18 +74,22 @@ class Blocks:
         start = int(torch.randint(_SHIFTS, (), generator=self._generator))
         return self._draws[start : start + count]
 
-    def decode(self, data: Tensor, out: Tensor) -> None:
+    def decode(self, data: Tensor, out: Tensor, *, adds: bool = False) -> None:
         blocks = -(-out.numel() // self._block)
         scales, levels = self._parts(data, blocks)
         if self._bits == 8:
-            if out.dtype == torch.float32 and out.is_contiguous() and out.numel() == blocks * self._block:
-                torch.mul(levels.view(torch.int8).view(blocks, -1), scales[:, None], out=out.view(blocks, -1))
-                return
-            found = levels.view(torch.int8).view(blocks, -1) * scales[:, None]
+            whole = levels.view(torch.int8).view(blocks, -1)
         else:
-            both = torch.stack((levels & 15, levels >> 4), dim=1).view(blocks, -1)
-            found = (both.float() - self._most) * scales[:, None]
-        out.copy_(found.view(-1)[: out.numel()])
+            whole = torch.stack((levels & 15, levels >> 4), dim=1).view(blocks, -1).float() - self._most
+        if out.dtype == torch.float32 and out.is_contiguous() and out.numel() == blocks * self._block:
+            rows = out.view(blocks, -1)
+            if adds:
+                torch.addcmul(rows, whole, scales[:, None], out=rows)
+            else:
+                torch.mul(whole, scales[:, None], out=rows)
+            return
+        found = (whole * scales[:, None]).view(-1)[: out.numel()]
+        (out.add_ if adds else out.copy_)(found)
 
     def _rows(self, values: Tensor) -> Tensor:
         own = values.float()

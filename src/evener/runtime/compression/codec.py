@@ -44,8 +44,8 @@ class Codec(Protocol):
         """
         ...
 
-    def decode(self, data: Tensor, out: Tensor) -> None:
-        """Write what `data` says to `out`, flat, in its dtype."""
+    def decode(self, data: Tensor, out: Tensor, *, adds: bool = False) -> None:
+        """Write what `data` says to `out`, flat, in its dtype; with `adds` add it to what is there."""
         ...
 
 

@@ -32,9 +32,12 @@ class Half:
         out[:4].view(torch.float32).fill_(scale)
         out[4:].view(self._dtype).copy_(values if scale == 1.0 else values / scale)
 
-    def decode(self, data: Tensor, out: Tensor) -> None:
-        out.copy_(data[4:].view(self._dtype))
-        if self._scaled:
-            scale = float(data[:4].view(torch.float32))
-            if scale != 1.0:
-                out.mul_(scale)
+    def decode(self, data: Tensor, out: Tensor, *, adds: bool = False) -> None:
+        scale = float(data[:4].view(torch.float32)) if self._scaled else 1.0
+        found = data[4:].view(self._dtype)
+        if adds:
+            out.add_(found, alpha=scale)
+            return
+        out.copy_(found)
+        if scale != 1.0:
+            out.mul_(scale)

@@ -31,11 +31,12 @@ class Largest:
             lost.copy_(own if finite else torch.zeros(()))
             lost[places] = 0.0
 
-    def decode(self, data: Tensor, out: Tensor) -> None:
+    def decode(self, data: Tensor, out: Tensor, *, adds: bool = False) -> None:
         number = len(data) // 8
         places = data[4 * number :].view(torch.int32).long()
-        out.zero_()
-        out[places] = data[: 4 * number].view(torch.float32).to(out.dtype)
+        if not adds:
+            out.zero_()
+        out[places] += data[: 4 * number].view(torch.float32).to(out.dtype)
 
     def _number(self, count: int) -> int:
         return min(count, max(1, math.ceil(count * self._part))) if count else 0

@@ -58,13 +58,13 @@ class LowRank:
         if lost is not None:
             lost.copy_((whole - basis @ onto.T).view(-1)[: len(values)])
 
-    def decode(self, data: Tensor, out: Tensor) -> None:
+    def decode(self, data: Tensor, out: Tensor, *, adds: bool = False) -> None:
         p, q = self._parts(data, out.numel())
         whole = torch.zeros(p.shape[1], q.shape[1])
         # Products and sums in one order: a matrix product's differs between kinds of processors.
         for column, row in zip(p, q, strict=True):
             whole += column[:, None] * row
-        out.copy_(whole.view(-1)[: out.numel()])
+        (out.add_ if adds else out.copy_)(whole.view(-1)[: out.numel()])
 
     def _shape(self, count: int) -> tuple[int, int, int]:
         columns = math.isqrt(count - 1) + 1 if count else 0

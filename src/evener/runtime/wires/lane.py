@@ -150,14 +150,11 @@ class LaneEnd:
         self.arrivals.note(device, len(payload))
         feedback = self._lossy(by, exact=exact)
         if feedback:
-            came = values.new_empty(len(values)) if adds else values
-            feedback.codec.decode(payload, came)
+            feedback.codec.decode(payload, values, adds=adds)
+        elif adds:
+            values.add_(payload.view(values.dtype))
         else:
-            came = payload.view(values.dtype)
-        if adds:
-            values.add_(came)
-        elif came is not values:
-            values.copy_(came)
+            values.copy_(payload.view(values.dtype))
         return payload
 
     def kept_errors(self) -> list[Tensor]:
