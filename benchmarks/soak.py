@@ -5,8 +5,9 @@
 Each script draws 2 to 4 processes, a plan (data parallel, pipeline, hybrid), an optimiser, and one to three
 events: a process that kills itself between two actions, one that is killed or stopped from outside at any
 instant (inside a reduction or the commit too), one cut off for a while, one that joins, one that runs out of
-memory, one asked to leave (SIGTERM). Checked: it ends in time, in float64 its parameters are those of a plain
-loop to 1e-10, each step's loss is that loop's (so no sample is lost or doubled), and each loss of a device
+memory, one asked to leave (SIGTERM). Some data-parallel plans steal. Checked: it ends in time, in float64 its
+parameters are those of a plain loop
+to 1e-10, each step's loss is that loop's (so no sample is lost or doubled), and each loss of a device
 stands among the decisions with its reason.
 """
 
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import torch
 from common import Bar, finish, parser, say
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from soak_task import BATCH, EPOCHS, SAMPLES, plan_of, reference, write_recipe
 
@@ -60,7 +62,8 @@ class Script(Value, frozen=True, kw_only=True):
     def __str__(self) -> str:
         outside = "; ".join(f"{w} {d} {s:.3f} s after step {n}" for w, d, n, s in self.outside)
         events = "; ".join(filter(None, (str(self.faults), outside)))
-        return f"script {self.number}: {len(self.devices)} devices, {self.shape}, {self.optimizer}: {events}"
+        shape = f"{self.shape}{', stealing' if self.plan.steal else ''}"
+        return f"script {self.number}: {len(self.devices)} devices, {shape}, {self.optimizer}: {events}"
 
 
 def draw(number: int, seed: int) -> Script:
@@ -92,13 +95,14 @@ def draw(number: int, seed: int) -> Script:
     smallest = min(p.micro_batch for p in plan.pipelines)
     if rng.random() < 0.3 and shape == "data-parallel" and smallest > 1:  # one sample cannot be halved
         events.append(f"oom {rng.choice(starting)} at {rng.randint(1, 12)}")
+    optimizer, max_norm = rng.choice(("sgd", "adamw")), rng.choice((None, 0.5))
     return Script(
         number=number,
         shape=shape,
         devices=tuple(devices),
-        plan=plan,
-        optimizer=rng.choice(("sgd", "adamw")),
-        max_norm=rng.choice((None, 0.5)),
+        plan=replace(plan, steal=plan.is_data_parallel and rng.random() < 0.3),
+        optimizer=optimizer,
+        max_norm=max_norm,
         faults=parse_faults("; ".join(events)),
         outside=tuple(outside),
     )
@@ -214,6 +218,11 @@ def main() -> int:
             wrong = faults_of(script, outcome, folder, took_s)
             met.update(
                 [script.shape, *(f.type for f in script.faults.faults), *(o[0] for o in script.outside)]
+            )
+            told = [] if isinstance(outcome, str) else outcome.decisions
+            met.update(
+                steps_with_kept_samples=sum(" are kept (" in sentence for sentence in told),
+                steps_taken_whole=sum(" is taken anew whole" in sentence for sentence in told),
             )
             if wrong:
                 bad[number] = wrong
