@@ -25,6 +25,7 @@ from evener.runtime.tables.table import Table
 from evener.runtime.tables.tiered import TieredRows
 
 _AT_ONCE = 65_536  # rows that are brought up to date together
+_CAUGHT_UP_AT_ONCE = 4096  # of copies, beside the training
 _NAMES = {"mean": "exp_avg", "square": "exp_avg_sq", "sum": "sum"}
 
 
@@ -98,11 +99,21 @@ class _Frozen:
         if self._over:
             raise StateError(f"the table {self._table.name} is no longer what the checkpoint was to have")
         if self._read[0] != first:
+            self._read = (-1, {})  # let go of the former piece first
+            self._read = (first, self._columns(first, last))
+        return self._read[1][column]
+
+    def _columns(self, start: int, stop: int) -> dict[str, Tensor]:
+        """What is kept of a whole piece, brought up to date a few rows at a time: they stay in the cache."""
+        table, columns, wholes = self._table, self._rows.columns, _wholes(self._table)
+        assert table.optimizer is not None
+        found = {c: torch.empty(stop - start, columns[c].shape[1], dtype=table.dtype) for c in wholes}
+        for first, last in _pieces(start, stop, _CAUGHT_UP_AT_ONCE):
             some = SomeRows(self._rows.committed(first, last))
-            assert self._table.optimizer is not None
-            self._table.optimizer.catch_up(some, torch.arange(last - first), self._rates)  # type: ignore[arg-type]
-            self._read = (first, some.columns)
-        return _kept(self._table, column, self._read[1][column]).contiguous()
+            table.optimizer.catch_up(some, torch.arange(last - first), self._rates)  # type: ignore[arg-type]
+            for name, whole in found.items():
+                whole[first - start : last - start] = _kept(table, name, some.columns[name])
+        return found
 
 
 def import_table(table: Table, checkpoint: Checkpoint) -> None:
