@@ -41,11 +41,12 @@ Ends = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Run:
-    """What `train` ended with, and how many lookups the device had to ask the host for."""
+    """What `train` ended with, how many lookups the device had to ask the host for, and rows looked up."""
 
     ends: Ends
     asked: int
     skipped: int
+    rows: int
 
 
 def train(
@@ -99,7 +100,7 @@ def train(
     ends = {f"head.{n}": p.detach().cpu() for n, p in made.head.named_parameters()}
     ends |= {f"{x.table.name}.weight": x.table.own(torch.arange(x.table.num_rows)) for x in layers}
     executor.close()
-    return Run(ends, len(asked), skipped)
+    return Run(ends, len(asked), skipped, sum(x.table.rows_asked for x in layers))
 
 
 def _cut(batch: cases.Batch, sizes: tuple[int, ...]) -> list[cases.Batch]:
@@ -180,7 +181,7 @@ def test_a_model_that_asks_for_what_is_not_in_the_batch(pool: Pool) -> None:
     assert 'ids={"' in said
 
 
-def skipping(rank: int, world_size: int) -> list[tuple[float, int]]:
+def skipping(rank: int, world_size: int) -> list[tuple[float, int, int]]:
     card = card_of(clock=Clock(host_counts=False))
     found = []
     for number in range(len(cases.RULES)):
@@ -199,13 +200,20 @@ def skipping(rank: int, world_size: int) -> list[tuple[float, int]]:
         for ahead in (True, False):
             Once.calls = 0
             runs.append(train(card, case, ahead=ahead, model=Once))
-        found.append((off(runs[0].ends, runs[1].ends), runs[0].skipped))
+        found.append(
+            (
+                off(runs[0].ends, runs[1].ends),
+                runs[0].skipped,
+                runs[0].rows - train(card, case, ahead=True).rows,
+            )
+        )
     return found
 
 
 def test_a_step_that_does_not_count_leaves_no_row_as_it_would_have_been(pool: Pool) -> None:
     (found,) = pool.run(skipping, 1)
-    assert all(away <= 1e-12 and skipped == 1 for away, skipped in found), found
+    assert all(away <= 1e-12 and skipped == 1 for away, skipped, _ in found), found
+    assert all(more == 0 for *_, more in found), f"rows that were sent again count once: {found}"
 
 
 def test_the_way_of_rows_is_hidden(pool: Pool) -> None:

@@ -6,8 +6,9 @@
     lane out                                                    ▒▒ gradient of 0 ▒▒
 
 What a device reads first in a step is sent during the step before it, as the rows will be if that step does
-not touch them. Those that it does touch are sent again when they have moved. Memory that a lane's copy goes
-to is not used by anything else meanwhile: every action of a step ends with the device's own stream at rest.
+not touch them. Those that it does touch are sent again when they have moved, and all of them where the step
+is skipped or takes another rate. Memory that a lane's copy goes to is not used by anything else meanwhile:
+every action of a step ends with the device's own stream at rest.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -134,11 +135,11 @@ class Lookahead:
         coming, self._coming = self._coming, None
         if coming is None or coming.batch is not batch:
             return
+        self._send_again(coming)
         coming.event.synchronize()
         for sent in coming.sent:
-            if sent.foreseen is None:
-                sent.layer.sent = sent
-                self._unchecked.append(sent)
+            sent.layer.sent = sent
+            self._unchecked.append(sent)
 
     def look(self) -> None:
         """Send what is expected; the forward under way has been queued."""
@@ -184,6 +185,15 @@ class Lookahead:
         self._unchecked = []
         for layer in self._layers:
             layer.sent = None
+
+    def _send_again(self, coming: _Coming) -> None:
+        """Rows as they are, where they are not as foreseen: the step was skipped, or took another rate."""
+        wrong = [x for x in coming.sent if x.foreseen is not None]
+        there = self._lanes.sent([x.layer.table.own(x.ids) for x in wrong])
+        for sent, rows in zip(wrong, there, strict=True):
+            sent.rows, sent.foreseen = rows, None
+        if wrong:
+            coming.event = self._lanes.inwards.record_event()
 
     def _check(self) -> None:
         unchecked, self._unchecked = self._unchecked, []
