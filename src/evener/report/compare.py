@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from evener.core.figures import Value
-from evener.core.trace import CAUSES, Trace
+from evener.core.trace import CAUSES
 
 
 class Difference(Value, frozen=True, kw_only=True):
@@ -62,13 +62,3 @@ def compare(
         only_predicted=tuple(name for name in predicted if name not in measured),
         only_measured=tuple(name for name in measured if name not in predicted),
     )
-
-
-def seconds_per_step(trace: Trace) -> dict[str, dict[str, float]]:
-    """Seconds of a step by device and cause in `trace`: its total over its number of steps (at least 1)."""
-    steps = max(trace.steps, 1)
-    devices = dict.fromkeys(span.device for span in trace.spans)
-    return {
-        device: {cause: s / steps for cause, s in trace.seconds_by_cause(device).items()}
-        for device in devices
-    }

@@ -5,7 +5,7 @@ import gc
 import torch
 from torch import nn
 
-from tests.local.device.checks import raises
+from tests.local.device.comparing import raises
 from tests.local.device.opening import card_of
 from tests.local.pool import Pool
 

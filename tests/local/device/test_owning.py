@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from evener.session.exactness.verify import verify
-from tests.local.device.checks import raises
+from tests.local.device.comparing import raises
 from tests.local.device.opening import card_of
 from tests.local.device.test_job import fleet, request_for
 from tests.local.pool import Pool

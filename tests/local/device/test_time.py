@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.local.device.checks import raises
+from tests.local.device.comparing import raises
 from tests.local.device.opening import card_of, pcie
 from tests.local.pool import Pool
 

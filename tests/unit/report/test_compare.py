@@ -2,8 +2,7 @@
 
 import pytest
 
-from evener.core.trace import Span, Trace
-from evener.report.compare import compare, seconds_per_step
+from evener.report.compare import compare
 
 
 def test_the_example_of_the_docstring():
@@ -36,12 +35,3 @@ def test_the_largest_difference_is_of_seconds_either_way():
     )
     assert told.largest.device == "a/y"
     assert compare({}, {}).largest is None
-
-
-def test_seconds_per_step_of_a_trace():
-    spans = tuple(
-        Span(device="a/x", action="0F0", start_s=i, end_s=i + 0.5, cause="compute", step=i) for i in range(4)
-    )
-    told = seconds_per_step(Trace(source="measured", spans=spans, steps=4))
-    assert told["a/x"]["compute"] == pytest.approx(0.5)
-    assert seconds_per_step(Trace(source="predicted", spans=spans[:1]))["a/x"]["compute"] == 0.5

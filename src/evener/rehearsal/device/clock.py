@@ -164,12 +164,6 @@ class Clock:
         stream.free_s = self._free_s[engine] = end_s
         return end_s
 
-    def new_stream(self) -> Stream:
-        """A stream beside the others."""
-        stream = Stream(self, self.next_name())
-        self.add(stream)
-        return stream
-
     def next_name(self) -> str:
         """A name for one more stream."""
         return f"stream {len(self._streams)}"

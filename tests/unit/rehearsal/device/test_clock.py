@@ -1,12 +1,19 @@
 import pytest
 
-from evener.rehearsal.device.clock import Clock, Event
+from evener.rehearsal.device.clock import Clock, Event, Stream
 from tests.unit.rehearsal.fakes import FakeClock
 
 
 def opened(*, host_counts: bool = False) -> tuple[Clock, FakeClock]:
     fake = FakeClock()
     return Clock(host_counts=host_counts, clock=fake, sleep=fake.sleep), fake
+
+
+def beside(clock: Clock) -> Stream:
+    """One more stream, as a program opens one."""
+    stream = Stream(clock, clock.next_name())
+    clock.add(stream)
+    return stream
 
 
 def test_the_host_runs_ahead_and_sleeps_only_when_it_waits():
@@ -41,7 +48,7 @@ def test_a_copy_on_a_stream_of_its_own_runs_beside_the_computing():
     for own, end_s in ((False, 5.0), (True, 3.0)):
         clock, _ = opened()
         clock.queue(3.0)
-        with clock.new_stream() if own else clock.stream:
+        with beside(clock) if own else clock.stream:
             clock.queue(2.0, "in")
         assert clock.end_s() == end_s
 
@@ -49,13 +56,13 @@ def test_a_copy_on_a_stream_of_its_own_runs_beside_the_computing():
 def test_two_streams_share_the_engine_that_computes():
     clock, _ = opened()
     clock.queue(3.0)
-    with clock.new_stream():
+    with beside(clock):
         assert clock.queue(2.0) == 5.0
 
 
 def test_a_stream_waits_for_an_event_of_another():
     clock, _ = opened()
-    copies = clock.new_stream()
+    copies = beside(clock)
     with copies:
         clock.queue(4.0, "in")
     event = copies.record_event()
