@@ -19,6 +19,7 @@ from torch import Tensor
 
 from evener.core.words import counted
 from evener.errors import UsageError
+from evener.runtime.checkpoints.folder import Checkpoint
 from evener.session.meeting import Meeting
 from evener.session.save_rule import Rule
 from evener.session.saver import Saver
@@ -75,11 +76,12 @@ class Checkpointing:
             self._save()
             self.saver.join()
         saver = self.saver
-        if saver.leads and saver.seconds:
+        if saver.leads and saver.newest:
             average = sum(saver.seconds) / len(saver.seconds)
             self._news.append(
-                f"{counted(len(saver.seconds), 'checkpoint')} in {saver.folder}: {average:.2f} s each beside "
-                f"the training, which waited {saver.waited_s:.2f} s in all"
+                f"{counted(len(saver.seconds), 'checkpoint')} in {saver.folder}, the last "
+                f"{Checkpoint(saver.newest).label}: {average:.2f} s each beside the training, which waited "
+                f"{saver.waited_s:.2f} s in all"
             )
         self._pass_on_news()
 

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from evener.core.figures import Value
+from evener.core.words import some
 from evener.errors import StateError, UsageError
 from evener.report.metrics import drop_from
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in, newest_good, open_checkpoint
@@ -15,6 +16,7 @@ from evener.session.state import restore
 from evener.session.steps import Steps
 
 LATEST = "latest"
+MOST_LISTED = 8
 
 
 class Chosen(Value, frozen=True, kw_only=True):
@@ -41,8 +43,10 @@ def choose(resume: str, run_dir: Path) -> Chosen:
         raise StateError(f"no checkpoint of {run} is good", numbers="; ".join(passed))
     if resume == LATEST:
         return Chosen(notes=(f"no checkpoint in {run} yet: the run starts from the beginning",))
+    beside = [checkpoint.label for checkpoint in checkpoints_in(run.parent)]
     raise UsageError(
         f"{run} has no checkpoint",
+        numbers=f"{run.parent} has {some(beside, MOST_LISTED)}" if beside else "",
         remedy="the folder of a run that was started with --checkpoint-every, or of one of its checkpoints",
     )
 
@@ -63,7 +67,7 @@ def take_up(resume: str, run_dir: Path, meeting: Meeting, steps: Steps, *, stop:
     if position.samples_seen >= stop:
         raise UsageError(
             f"the checkpoint {checkpoint.path} is where this run is to end, or beyond",
-            numbers=f"{position.samples_seen} samples seen, end at {stop}",
+            numbers=f"step {position.step}, {position.samples_seen} samples seen, end at {stop}",
             remedy="more --steps or --epochs: they count from the beginning of the run",
         )
     steps.decisions += restore(steps, checkpoint)

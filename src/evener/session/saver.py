@@ -17,7 +17,7 @@ from evener.core.threads import stand_back
 from evener.errors import EvenerError, StateError
 from evener.runtime.checkpoints import folder as folders
 from evener.runtime.checkpoints.files import Disk, Files
-from evener.runtime.checkpoints.manifest import Manifest
+from evener.runtime.checkpoints.manifest import Manifest, Position
 from evener.runtime.checkpoints.saving import Part, Saved, Written, complete, write_part
 from evener.runtime.checkpoints.shards import Later
 from evener.runtime.checkpoints.staging import Staging
@@ -105,6 +105,7 @@ class Saver:
         self._begin_s = 0.0
         self._release: Callable[[], None] = lambda: None
         self.seconds: list[float] = []
+        self.newest: Path | None = None  # of those that this process completed
 
     @property
     def is_busy(self) -> bool:
@@ -208,7 +209,7 @@ class Saver:
             return
         if manifest is not None:
             saved = self._collected(part.partial, samples_seen, manifest)
-            self._report(saved, samples_seen, time.monotonic() - start)
+            self._report(saved, manifest.position, time.monotonic() - start)
 
     def _collected(self, partial: Path, samples_seen: int, manifest: Manifest) -> Saved:
         keys = [self.key(f"{samples_seen}/{device}") for device in self.subject.ranks.devices]
@@ -229,10 +230,12 @@ class Saver:
         self._completes = False
         return saved
 
-    def _report(self, saved: Saved, samples_seen: int, seconds: float) -> None:
+    def _report(self, saved: Saved, position: Position, seconds: float) -> None:
         if saved.path is None:
-            self._tell(f"no checkpoint of {samples_seen} samples: {saved.why}; the training goes on")
+            place = f"{position.samples_seen} samples (step {position.step})"
+            self._tell(f"no checkpoint of {place}: {saved.why}; the training goes on")
             return
         self.seconds.append(seconds)
+        self.newest = saved.path
         if saved.why:
-            self._tell(f"checkpoint {saved.path.name}: {saved.why}")
+            self._tell(f"checkpoint {folders.Checkpoint(saved.path).label}: {saved.why}")

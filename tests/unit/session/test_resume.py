@@ -18,9 +18,19 @@ def test_a_checkpoint_a_run_and_the_latest_are_told_apart(tmp_path: Path) -> Non
     assert choose(LATEST, tmp_path).path == str(second)
     (second / "manifest.json").write_text("")
     assert choose(LATEST, tmp_path).path == str(first)
-    assert "passed over samples-000000000016" in choose(LATEST, tmp_path).notes[0]
+    assert "passed over samples-000000000016: " in choose(LATEST, tmp_path).notes[0]
     with pytest.raises(StateError, match="damaged"):
         choose(str(second), tmp_path)
+
+
+def test_a_checkpoint_that_is_not_there_is_told_beside_those_that_are(tmp_path: Path) -> None:
+    newest = save(tmp_path, 8).path
+    with pytest.raises(UsageError, match="has no checkpoint") as e:
+        choose(str(newest.parent / "step-1"), tmp_path)
+    assert e.value.numbers == f"{newest.parent} has samples-000000000008 (step 1)"
+    next(newest.glob("shard*")).unlink()
+    save(tmp_path, 0)
+    assert "passed over samples-000000000008 (step 1): " in choose(LATEST, tmp_path).notes[0]
 
 
 def test_nothing_there_begins_a_run_only_for_the_latest(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_one_that_is_under_way_is_given_up_at_once(made: Made, tmp_path: Path) -
     start = time.monotonic()
     saver.close()
     assert time.monotonic() - start < 1.0
-    assert said == [f"no checkpoint of 8 samples: {GIVEN_UP}; the training goes on"]
+    assert said == [f"no checkpoint of 8 samples (step 1): {GIVEN_UP}; the training goes on"]
     assert newest_good(tmp_path)[0] is None
     _, _, said = made()
     assert "1 unfinished" in said[0] and list((tmp_path / "checkpoints").iterdir()) == []
@@ -143,6 +143,6 @@ def test_a_device_that_is_lost_while_all_save_is_not_waited_for(made: Made, tmp_
     save(saver, subject, 8)
     saver.join()
     assert said == [
-        "no checkpoint of 8 samples: the process of lab/b has ended; the training goes on"
+        "no checkpoint of 8 samples (step 1): the process of lab/b has ended; the training goes on"
     ] and not checkpoints_in(tmp_path)
     saver.close()

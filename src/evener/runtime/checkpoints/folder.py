@@ -47,6 +47,14 @@ class Checkpoint:
         match = _NAME.fullmatch(self.path.name)
         return int(match[1]) if match else self.manifest.position.samples_seen
 
+    @property
+    def label(self) -> str:
+        """Its name and, where it can be read, the step. Example: "samples-000000000640 (step 40)"."""
+        try:
+            return f"{self.path.name} (step {self.manifest.position.step})"
+        except StateError:
+            return self.path.name
+
     def check(self) -> None:
         """Read everything; StateError where a file is missing, truncated or damaged."""
         for shard in self.manifest.shards:
@@ -108,7 +116,7 @@ def newest_good(run: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
         try:
             checkpoint.check()
         except StateError as e:
-            passed.append(f"passed over {checkpoint.path.name}: {e.what}")
+            passed.append(f"passed over {checkpoint.label}: {e.what}")
             continue
         return checkpoint, tuple(passed)
     return None, tuple(passed)
