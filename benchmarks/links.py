@@ -4,8 +4,10 @@
     python benchmarks/links.py --only "2 hosts, 100 Mbit/s" --json
 
 Hosts are network namespaces with `tc tbf` on their interfaces, so this needs root and iproute2. Every link is
-measured by messages first; from these curves each way of summing 20 MB is predicted, then all are measured in
-turn, several times. Other work on the machine only adds to seconds, so figures are lower quartiles.
+measured by messages first. Then ways of summing are tried with at most 16.8 MB, as a job does before its
+first step, and from that each way of summing 20 MB is predicted; then all are measured in turn, several
+times. `by links` is what the formula says of messages alone, as for ways not tried. Other work on the
+machine only adds to seconds, so figures are lower quartiles.
 The planner's choice must be the fastest measured, or within 3 % of it: less than what two turns of one way
 differ by, and the gain for which the planner leaves the simpler way.
 """
@@ -29,17 +31,18 @@ from common import Bar, finish, parser, say  # noqa: E402
 
 from evener.core.exchange import exchange_of  # noqa: E402
 from evener.core.figures import Curve, Figure  # noqa: E402
-from evener.core.fleet import Cores, Device, Fleet, Link  # noqa: E402
+from evener.core.fleet import Device, Fleet, Link, TriedSum  # noqa: E402
 from evener.core.plan import Reduction  # noqa: E402
 from evener.cost.exchange import choose_way, ways_of  # noqa: E402
-from evener.runtime.wires.messages import Messages  # noqa: E402
+from evener.policy.trials import trials_of  # noqa: E402
+from evener.runtime.wire import GroupWire  # noqa: E402
 from evener.runtime.wires.open import open_grouped  # noqa: E402
+from evener.session.trials import with_tried_sums  # noqa: E402
 from tests.local.namespaces import Network  # noqa: E402
 
 BUFFER_BYTES = 20 * 10**6
 PORT = 29555
 SIZES = (0, 2**16, 2**18, 2**20)
-LINK_TAG = 91
 STREAM_BYTES = 2**22  # of messages that follow one another, where a link is measured
 LEAST_REPEATS, MOST_REPEATS = 3, 15
 
@@ -98,10 +101,21 @@ class Trial(msgspec.Struct):
     reductions: tuple[Reduction, ...] = ()
 
 
+class Told(msgspec.Struct):
+    """What was measured on one topology: of links, sums that were tried, and sums of the whole buffer."""
+
+    rate: float
+    curves: list[list[tuple[float, float]]]
+    sums: tuple[TriedSum, ...]
+    why: str
+    seconds: dict[str, list[float]]
+    works: dict[str, list[float]]
+
+
 def worker(
     rank: int, devices: tuple[str, ...], address: str, links: list, compress: tuple[str, ...], seconds: float
 ) -> None:
-    """Measure every link of `links` and every way to sum; the first process prints both as JSON."""
+    """Measure the `links`, try sums, and measure every way; the first process prints all as JSON."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     end_s = time.monotonic() + seconds
@@ -111,29 +125,30 @@ def worker(
     )
     rate = memory_rate()
     curves = measure_links(rank, devices, links)
-    told = [None]
+    fleet = fleet_of(devices, links, curves, rate)
+    trials = trials_of(fleet, devices, compress, BUFFER_BYTES)
+    if trials.ways:
+
+        def new_group(names: Any, backend: str) -> Any:
+            return dist.new_group([devices.index(d) for d in names], backend=backend)
+
+        cpu = torch.device("cpu")
+        fleet = with_tried_sums(fleet, trials, devices[rank], GroupWire(), new_group, lambda wire: wire, cpu)
+    ways = [Trial(w.name, w.reductions) for w in ways_of(fleet, devices, compress)]
+    found, works = measure_trials(rank, devices, ways, end_s)
     if rank == 0:
-        fleet = fleet_of(devices, links, curves, rate)
-        told = [[Trial(w.name, w.reductions) for w in ways_of(fleet, devices, compress)]]
-    dist.broadcast_object_list(told, 0)
-    found, works = measure_trials(rank, devices, told[0], end_s)
-    if rank == 0:
-        told = {"rate": rate, "curves": curves, "seconds": found, "works": works}
+        told = Told(rate, curves, fleet.sums, trials.why, found, works)
         print(msgspec.json.encode(told).decode())
     dist.barrier()
 
 
-def measure_link(rank: int, a: int, b: int) -> list[tuple[float, float, float]]:
-    """(bytes, seconds of one message in a stream of them, processor seconds of both ends on it).
+def measure_link(rank: int, a: int, b: int) -> list[tuple[float, float]]:
+    """(bytes, seconds of one message in a stream of them).
 
     Both ways at once, as sums use a link. A stream, because a shaped link lets the first bytes after a rest
-    pass at once. Processors are measured by messages as sums write, send and add them, for they depend on the
-    link: a slow one delivers in small portions.
+    pass at once.
     """
-    messages = Messages(dist.group.WORLD, [str(r) for r in range(dist.get_world_size())], str(rank), LINK_TAG)
-    values = torch.zeros(BUFFER_BYTES // 4)
-    count = 0
-    points: list[tuple[float, float, float]] = []
+    points: list[tuple[float, float]] = []
     other = b if rank == a else a
     for size in SIZES:
         buffer = torch.zeros(max(1, size), dtype=torch.uint8)
@@ -146,34 +161,8 @@ def measure_link(rank: int, a: int, b: int) -> list[tuple[float, float, float]]:
             for work in [*coming, *going]:
                 work.wait()
             taken.append((time.perf_counter() - start) / number)
-        works = []
-        for _ in range(3):
-            start = time.process_time()
-            for _ in range(number):
-                count += 1
-                pass_on(messages, str(other), values, max(4, size), count)
-            works.append(time.process_time() - start)
-        both = torch.tensor([quick(works)], dtype=torch.float64)
-        theirs = torch.zeros_like(both)
-        sent = dist.isend(both, other)
-        dist.recv(theirs, other)
-        sent.wait()
-        least_s, least_work_s = points[-1][1:] if points else (0.0, 0.0)
-        work_s = float(both + theirs) / (2 * number)
-        points.append((float(size), max(quick(taken), least_s), max(work_s, least_work_s)))
+        points.append((float(size), max(quick(taken), points[-1][1] if points else 0.0)))
     return points
-
-
-def pass_on(messages: Messages, other: str, values: torch.Tensor, num_bytes: int, number: int) -> None:
-    """Message `number` goes to the other device, and what comes from there is added to `values`."""
-    length = num_bytes // 4
-    start = number * length % (len(values) - length)
-    part = values[start : start + length]
-    coming = messages.expect(other)
-    messages.outgoing(other, num_bytes).view(part.dtype).copy_(part)
-    sent = messages.send(other, num_bytes, part, number)
-    part.add_(messages.receive(other, coming, num_bytes, part, number).view(part.dtype))
-    sent.wait()
 
 
 def quick(seconds: list[float]) -> float:
@@ -181,9 +170,9 @@ def quick(seconds: list[float]) -> float:
     return quantiles(seconds, n=4, method="inclusive")[0]
 
 
-def measure_links(rank: int, devices: tuple[str, ...], links: list) -> list[list[tuple[float, float, float]]]:
+def measure_links(rank: int, devices: tuple[str, ...], links: list) -> list[list[tuple[float, float]]]:
     """Those inside hosts all at once, as sums use them; those between hosts one after another."""
-    found: list[list[tuple[float, float, float]]] = [[] for _ in links]
+    found: list[list[tuple[float, float]]] = [[] for _ in links]
     inside = [i for i, (a, b) in enumerate(links) if a.partition("/")[0] == b.partition("/")[0]]
     for turn in [inside, *([i] for i in range(len(links)) if i not in inside)]:
         dist.barrier()
@@ -268,7 +257,7 @@ def shaped(net: Network, topology: Topology) -> None:
 
 def measured(
     topology: Topology, links: list[tuple[str, str]], compress: tuple[str, ...], seconds: float
-) -> dict[str, Any]:
+) -> Told:
     devices = topology.devices
     with Network(len(topology.members), topology.switches) as net:
         shaped(net, topology)
@@ -290,7 +279,7 @@ def measured(
             )
         ends = [s.finish(170) for s in started]
     assert all(code == 0 for code, _, _ in ends), ends
-    return msgspec.json.decode(ends[0][1])
+    return msgspec.json.decode(ends[0][1], type=Told)
 
 
 def links_of(topology: Topology) -> list[tuple[str, str]]:
@@ -313,15 +302,13 @@ def fleet_of(devices: tuple[str, ...], links: list, curves: list, rate: float) -
     for pair, hosts, points in zip(links, ends, curves, strict=True):
         alone = hosts[0] == hosts[1] or ends.count(hosts) == 1
         a, b = hosts if alone else pair
-        curve = Curve(points=tuple((b, s) for b, s, _ in points), source="measured")
-        work = Curve(points=tuple((b, w) for b, _, w in points), source="measured")
-        made.append(Link(a=a, b=b, curve=curve, work=work))
+        curve = Curve(points=tuple(points), source="measured")
+        made.append(Link(a=a, b=b, curve=curve))
         if not alone and all(x.a != hosts[0] or x.b != hosts[1] for x in made):
-            made.append(Link(a=hosts[0], b=hosts[1], curve=curve, work=work))  # pairs across the paths
+            made.append(Link(a=hosts[0], b=hosts[1], curve=curve))  # pairs across the paths
     return Fleet(
         devices=tuple(Device(name=d, kind="process", bytes_per_s=memory) for d in devices),
         links=tuple(made),
-        cores=(Cores(devices=devices, number=len(os.sched_getaffinity(0))),),  # hosts are of this machine
     )
 
 
@@ -329,11 +316,13 @@ def compared(topology: Topology, compress: tuple[str, ...], seconds: float) -> d
     """Seconds of every way, predicted and measured, and whether the choice was right."""
     links = links_of(topology)
     told = measured(topology, links, compress, seconds)
-    fleet = fleet_of(topology.devices, links, told["curves"], told["rate"])
+    by_links = fleet_of(topology.devices, links, told.curves, told.rate)
+    fleet = msgspec.structs.replace(by_links, sums=told.sums)
+    formula = {w.name: w.seconds(BUFFER_BYTES) for w in ways_of(by_links, topology.devices, compress)}
     ways = {w.name: w.seconds(BUFFER_BYTES) for w in ways_of(fleet, topology.devices, compress)}
-    seconds = {name: quick(s) for name, s in told["seconds"].items()}
-    works = {name: quick(s) for name, s in told["works"].items()}
-    spread = {name: (median(s) - min(s)) / min(s) for name, s in told["seconds"].items()}
+    seconds = {name: quick(s) for name, s in told.seconds.items()}
+    works = {name: quick(s) for name, s in told.works.items()}
+    spread = {name: (median(s) - min(s)) / min(s) for name, s in told.seconds.items()}
     chosen = {
         "exact": choose_way(fleet, topology.devices, [BUFFER_BYTES]).way.name,
         "any": choose_way(fleet, topology.devices, [BUFFER_BYTES], compress=compress).way.name,
@@ -342,23 +331,26 @@ def compared(topology: Topology, compress: tuple[str, ...], seconds: float) -> d
         "exact": min((n for n in seconds if "," not in n), key=seconds.__getitem__),
         "any": min(seconds, key=seconds.__getitem__),
     }
-    say(f"{topology.name}")
+    say(f"{topology.name}: {told.why}")
     for name, s in seconds.items():
         say(
             f"  {name:14} predicted {1e3 * ways[name]:8.1f} ms  measured {1e3 * s:8.1f} ms "
-            f"({ways[name] / s - 1:+.1%})  {seconds['ring'] / s:.2f} x the ring, "
+            f"({ways[name] / s - 1:+.1%}; by links {formula[name] / s - 1:+.1%})  "
+            f"{seconds['ring'] / s:.2f} x the ring, "
             f"{1e3 * works[name]:.1f} ms of processors, "
-            f"{len(told['seconds'][name])} times, median {spread[name]:.1%} above the least"
+            f"{len(told.seconds[name])} times, median {spread[name]:.1%} above the least"
         )
     return {
         "topology": topology.name,
+        "tried": told.why,
         "predicted_s": ways,
+        "predicted_by_links_s": formula,
         "measured_s": seconds,
         "processor_s": works,
         "median_above_least": spread,
-        "repeats": {name: len(s) for name, s in told["seconds"].items()},
-        "curves": told["curves"],
-        "memory_bytes_per_s": told["rate"],
+        "repeats": {name: len(s) for name, s in told.seconds.items()},
+        "curves": told.curves,
+        "memory_bytes_per_s": told.rate,
         "chosen": chosen,
         "fastest": fastest,
         "behind_fastest": {k: seconds[chosen[k]] / seconds[fastest[k]] - 1 for k in chosen},

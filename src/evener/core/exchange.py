@@ -60,6 +60,20 @@ class Exchange:
         """Whether any lane sends less than all bits."""
         return any(lane.compression for lane in self.lanes)
 
+    @property
+    def spelled(self) -> str:
+        """Groups, and lanes with part, what each member adds and compression: alike for the same exchange.
+
+        Example: "a/0+a/1 b/0 by a/0+b/0 1.000 (0.500 0.500)".
+        """
+        whole = sum(lane.part for lane in self.lanes)
+        lanes = []
+        for lane in self.lanes:
+            adds = " ".join(f"{x / sum(lane.adds):.3f}" for x in lane.adds)
+            by = f" {lane.compression}" if lane.compression else ""
+            lanes.append(f"{'+'.join(lane.devices)} {lane.part / whole:.3f} ({adds}){by}")
+        return f"{' '.join('+'.join(g) for g in self.groups)} by {', '.join(lanes)}"
+
     def group_of(self, device: str) -> tuple[str, ...]:
         """The members of the group that `device` is in."""
         return next(g for g in self.groups if device in g)

@@ -37,16 +37,16 @@ class Packing:
         return min(num_bytes, 2 * self.columns * VALUE_BYTES * (num_bytes / VALUE_BYTES) ** 0.5)
 
 
-PLAIN = Packing(there=8.0, back=12.0)
+PLAIN = Packing(there=8.0, back=7.0)
 PACKINGS = {
-    "bf16": Packing(ratio=0.5, there=6.0, back=8.0),
-    "fp16": Packing(ratio=0.5, there=13.0, back=9.0),
-    "int8": Packing(ratio=0.254, there=42.0, back=17.0),
-    "int4": Packing(ratio=0.1406, there=69.0, back=32.0),
-    "top1%": Packing(ratio=0.02, there=115.0, back=16.0),
-    "powersgd1": Packing(columns=1, there=45.0, back=20.0),
-    "powersgd2": Packing(columns=2, there=50.0, back=24.0),
-    "powersgd4": Packing(columns=4, there=60.0, back=32.0),
+    "bf16": Packing(ratio=0.5, there=9.0, back=10.0),
+    "fp16": Packing(ratio=0.5, there=21.0, back=10.0),
+    "int8": Packing(ratio=0.254, there=49.0, back=11.0),
+    "int4": Packing(ratio=0.1406, there=79.0, back=23.0),
+    "top1%": Packing(ratio=0.02, there=119.0, back=8.0),
+    "powersgd1": Packing(columns=1, there=60.0, back=18.0),
+    "powersgd2": Packing(columns=2, there=62.0, back=23.0),
+    "powersgd4": Packing(columns=4, there=65.0, back=32.0),
 }
 """By name of `Lane.compression`: scales and places count in the ratio."""
 
@@ -56,11 +56,10 @@ def exchange_seconds(num_bytes: float, exchange: Exchange, fleet: Fleet) -> floa
 
         k     = ⌈num_bytes / 2 MiB⌉ pieces
         piece = collect + scatter + gather + spread
-        sum   = piece + (k - 1) · max(link, device, shared, scatter / 2, gather / 2)
+        sum   = piece + (k - 1) · max(link, device, scatter / 2, gather / 2)
 
-    with link = both rounds' bytes over the busiest port, device = collect + spread + packing, which share
-    what they run on, and shared = the processor seconds of all devices that share cores over the number of
-    these cores. A round between groups lasts as long as its busiest port or its slowest flow, plus
+    with link = both rounds' bytes over the busiest port, and device = collect + spread + packing, which share
+    what they run on. A round between groups lasts as long as its busiest port or its slowest flow, plus
     packing; two tracks of stages work at once, so of two pieces one packs while the other travels. Links
     that are not known cost nothing. Example: 2 hosts of 2 at 12.5 MB/s, 20 MB: 1.6 s and a little.
     """
@@ -72,7 +71,7 @@ def exchange_seconds(num_bytes: float, exchange: Exchange, fleet: Fleet) -> floa
     both = [r.seconds + p for r, p in zip(rounds, packs, strict=True)]
     ports = {port for r in rounds for port in r.ports}
     link = max((sum(r.ports.get(port, 0.0) for r in rounds) for port in ports), default=0.0)
-    slowest = max(link, inside + sum(packs), _shared_s(size, exchange, fleet), *(x / TRACKS for x in both))
+    slowest = max(link, inside + sum(packs), *(x / TRACKS for x in both))
     return inside + sum(both) + (pieces - 1) * slowest
 
 
@@ -141,16 +140,9 @@ def _port(fleet: Fleet, link: Link, device: str) -> tuple[str, str]:
 
 def _packing_s(size: float, exchange: Exchange, fleet: Fleet, scatters: bool) -> float:
     """Seconds of the busiest device to write and read one round's messages, each on cores of its own."""
-    return max(_packing(size, exchange, fleet, scatters).values(), default=0.0)
-
-
-def _packing(
-    size: float, exchange: Exchange, fleet: Fleet, scatters: bool, plain: Packing = PLAIN
-) -> dict[str, float]:
-    """The same by device; `plain` is what a lane does that compresses nothing."""
     busy: dict[str, float] = defaultdict(float)
     for lane in exchange.lanes:
-        packing = PACKINGS[lane.compression] if lane.compression else plain
+        packing = PACKINGS[lane.compression] if lane.compression else PLAIN
         whole = sum(lane.adds)
         for device, adds in zip(lane.devices, lane.adds, strict=True):
             values = lane.part * size / VALUE_BYTES
@@ -164,39 +156,4 @@ def _packing(
             )
             rate = fleet.device(device).bytes_per_s
             busy[device] += touched / (rate.value if rate else HOST_BYTES_PER_S)
-    return busy
-
-
-def _shared_s(size: float, exchange: Exchange, fleet: Fleet) -> float:
-    """Seconds that a piece of `size` bytes keeps the busiest of the fleet's shared cores.
-
-    Both ends of every message, half of its link's `work` each, which holds what copies and adds, and what
-    compresses on CPUs. 0 where no cores are shared. Example: 4 devices on 2 cores that each work 5 ms on a
-    piece: 10 ms.
-    """
-    if not fleet.cores:
-        return 0.0
-    work: dict[str, float] = defaultdict(float)
-    for source, target, num_bytes in _messages(size, exchange):
-        link = fleet.link(source, target)
-        if link is not None and link.work is not None:
-            for end in (source, target):
-                work[end] += link.work.seconds(num_bytes) / 2
-    for scatters in (True, False):
-        for device, seconds in _packing(size, exchange, fleet, scatters, plain=Packing()).items():
-            if fleet.device(device).type == "cpu":
-                work[device] += seconds
-    return max(sum(work[d] for d in shared.devices) / shared.number for shared in fleet.cores)
-
-
-def _messages(size: float, exchange: Exchange) -> Iterator[tuple[str, str, float]]:
-    """(from, to, bytes) of all that a piece sends: to owners, between groups twice, and back from owners."""
-    for lane in exchange.lanes:
-        for scatters in (True, False):
-            yield from ((a, b, n) for a, b, n in _flows(size, lane, scatters) if n)
-    for group in exchange.groups:
-        for lane, owner in zip(exchange.lanes, exchange.owners(group[0]), strict=True):
-            for member in group:
-                if member != owner and lane.part:
-                    yield member, owner, lane.part * size
-                    yield owner, member, lane.part * size
+    return max(busy.values(), default=0.0)

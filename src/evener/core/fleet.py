@@ -81,8 +81,7 @@ class Link(Value, frozen=True, kw_only=True):
 
     Links that name the same `bus` share its rate. A link from a host to itself serves the pairs of
     devices inside it that have no link of their own. `reduce_curve`, where measured, is what a round of a
-    ring all-reduce takes to pass bytes on and add them; a plain message (`curve`) does not add. `work`, where
-    measured, is the processor seconds of both ends to write, send, receive and add up a message. `kind` says
+    ring all-reduce takes to pass bytes on and add them; a plain message (`curve`) does not add. `kind` says
     what the link is, "PCIe 4.0 x16".
     """
 
@@ -90,33 +89,29 @@ class Link(Value, frozen=True, kw_only=True):
     b: str
     curve: Curve
     reduce_curve: Curve | None = None
-    work: Curve | None = None
     bus: str | None = None
     kind: str = ""
 
 
-class Cores(Value, frozen=True, kw_only=True):
-    """Devices whose processes share `number` cores: what messages and packing take of them adds up."""
+class TriedSum(Value, frozen=True, kw_only=True):
+    """Seconds by bytes of one way of summing over `devices`, as tried; `way` is an exchange, spelled."""
 
     devices: tuple[str, ...]
-    number: int
-
-    def __post_init__(self) -> None:
-        if not self.devices or self.number < 1:
-            raise ValueError(f"cores need a device and a number of 1 or more, got {self.number}")
+    way: str
+    curve: Curve
 
 
 class Fleet(Value, frozen=True, kw_only=True, dict=True):
     """All devices and links of a job; device names are unique and every link has known ends.
 
-    `hosts` are CPUs that take no samples: their memory holds tables, and their bandwidth moves rows. A device
-    that no `cores` name has cores of its own.
+    `hosts` are CPUs that take no samples: their memory holds tables, and their bandwidth moves rows. `sums`
+    are those that were tried on these links.
     """
 
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
     hosts: tuple[Device, ...] = ()
-    cores: tuple[Cores, ...] = ()
+    sums: tuple[TriedSum, ...] = ()
     note: str = ""
     version: int = 1
 
@@ -135,9 +130,6 @@ class Fleet(Value, frozen=True, kw_only=True, dict=True):
                         f"link {link.a} - {link.b} names {end!r}, which is no device or host of "
                         f"the fleet ({', '.join(sorted(ends))})"
                     )
-        sharing = [d for shared in self.cores for d in shared.devices]
-        if len(set(sharing)) < len(sharing) or not set(sharing) <= set(names):
-            raise ValueError(f"cores must name devices of the fleet, each once, got {', '.join(sharing)}")
 
     def device(self, name: str) -> Device:
         """The device called `name`; UnknownNameError lists the names there are."""
@@ -152,6 +144,10 @@ class Fleet(Value, frozen=True, kw_only=True, dict=True):
         """The link that serves devices `a` and `b`: their own, else that of their hosts, else None."""
         hosts = frozenset((self.device(a).host, self.device(b).host))
         return self._by_ends.get(frozenset((a, b))) or self._by_ends.get(hosts)
+
+    def tried_sum(self, way: str) -> Curve | None:
+        """Seconds by bytes of a way of summing that was tried on these links."""
+        return next((s.curve for s in self.sums if s.way == way), None)
 
     def host_link(self, name: str) -> Link | None:
         """The link between device `name` and its host: their own, else that inside the host, else None."""
@@ -184,9 +180,8 @@ class Fleet(Value, frozen=True, kw_only=True, dict=True):
         ends = set(names) | {d.host for d in devices}
         links = tuple(x for x in self.links if x.a in ends and x.b in ends)
         hosts = tuple(h for h in self.hosts if h.host in ends and h.name not in names)
-        sharing = ((tuple(d for d in c.devices if d in names), c.number) for c in self.cores)
-        cores = tuple(Cores(devices=d, number=number) for d, number in sharing if d)
-        return replace(self, devices=devices, links=links, hosts=hosts, cores=cores)
+        sums = tuple(s for s in self.sums if set(s.devices) <= set(names))
+        return replace(self, devices=devices, links=links, hosts=hosts, sums=sums)
 
     def with_hosts(self, others: tuple[Device, ...]) -> "Fleet":
         """The same fleet, which knows of the CPUs among `others` whose hosts it has accelerators of."""

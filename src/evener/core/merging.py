@@ -33,7 +33,6 @@ def merge(fleets: Mapping[str, Fleet], between: Sequence[Link] = (), problems: S
     merged = Fleet(
         devices=tuple(d for f in fleets.values() for d in f.devices),
         links=tuple(links),
-        cores=tuple(c for f in fleets.values() for c in f.cores),
     )
     notes = [*(f"{source}: {f.note}" for source, f in fleets.items() if f.note), *problems]
     return replace(merged, note="; ".join([*notes, *unlinked(merged), *apart(merged)]))

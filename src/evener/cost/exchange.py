@@ -1,7 +1,7 @@
 """Which way gradients are summed: one ring over all devices, or groups and lanes, compressed or not.
 
-The candidates are few and each is priced with the formula that the runtime keeps to, so the choice is the
-least of the predicted seconds.
+The candidates are few. Each is priced as it was tried on these links, else with the formula that the runtime
+keeps to, and the choice is the least of the predicted seconds.
 """
 
 from collections import Counter
@@ -96,7 +96,9 @@ def ways_of(fleet: Fleet, names: tuple[str, ...], compress: Sequence[str] = ()) 
     """All ways worth pricing: the ring first, then groups with one lane and with one for each member."""
     hops = _ring(fleet, names)
     ring_way = Reduction(devices=names, transport=transport_of({fleet.device(n).type for n in names}))
-    ways = [Way(name="ring", reductions=(ring_way,), seconds=lambda size: all_reduce_seconds(size, hops))]
+    tried = fleet.tried_sum(spelled_ring(names))
+    by_ring = tried.seconds if tried else lambda size: all_reduce_seconds(size, hops)
+    ways = [Way(name="ring", reductions=(ring_way,), seconds=by_ring)]
     hosts: dict[str, list[str]] = {}
     for name in names:
         hosts.setdefault(fleet.device(name).host, []).append(name)
@@ -145,8 +147,14 @@ def _ring(fleet: Fleet, names: tuple[str, ...]) -> tuple[Curve | None, ...]:
     )
 
 
+def spelled_ring(names: Sequence[str]) -> str:
+    """One ring over `names`, as `Exchange.spelled` has groups and lanes."""
+    return f"ring {'+'.join(names)}"
+
+
 def _priced(exchange: Exchange, fleet: Fleet) -> Callable[[float], float]:
-    return lambda size: exchange_seconds(size, exchange, fleet)
+    tried = fleet.tried_sum(exchange.spelled)
+    return tried.seconds if tried else lambda size: exchange_seconds(size, exchange, fleet)
 
 
 def _grouped(
@@ -239,8 +247,9 @@ def sums_of(network: Network, plan: Plan) -> Callable[[tuple[str, ...], float, i
             told[names] = exchange_of(reductions_of(plan, names), names)
         exchange = told[names]
         if exchange is None:
-            return network.flat_all_reduce_s(names, num_bytes, lanes)
-        return exchange_seconds(num_bytes, exchange, network.fleet)
+            tried = network.fleet.tried_sum(spelled_ring(names))
+            return tried.seconds(num_bytes) if tried else network.flat_all_reduce_s(names, num_bytes, lanes)
+        return _priced(exchange, network.fleet)(num_bytes)
 
     return seconds
 

@@ -54,8 +54,9 @@ class LinkWatch:
             replace(x, curve=_slower(x.curve, times)) if {x.a, x.b} == {link.a, link.b} else x
             for x in self.fleet.links
         )
-        now = replace(self.fleet, links=slower)
-        before = choose_way(self.fleet, self.devices, self.buffers, compress=self.compress)
+        known = replace(self.fleet, sums=())  # they were tried on the link as it was
+        now = replace(known, links=slower)
+        before = choose_way(known, self.devices, self.buffers, compress=self.compress)
         after = choose_way(now, self.devices, self.buffers, compress=self.compress)
         return (
             f"the link between {link.a} and {link.b} carries {_rate(seen)}, 1/{times:.0f} of the "

@@ -2,10 +2,12 @@
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from evener.core.files import write
 from evener.core.fleet import Fleet
@@ -14,7 +16,9 @@ from evener.core.profile import Profile
 from evener.core.seams import Wire
 from evener.core.words import counted
 from evener.errors import ModelError
+from evener.policy.trials import Trials, trials_of
 from evener.runtime.batchnorm import replace_batchnorm
+from evener.runtime.wires.grouped import GroupedWire
 from evener.session.decide import check_plan, choose_plan, steals, with_inexact
 from evener.session.fewer import check_fewer
 from evener.session.keep import load_weights
@@ -28,6 +32,7 @@ from evener.session.request import Request
 from evener.session.site import Site, backend_of
 from evener.session.stealing import check_stealing
 from evener.session.tables import place_tables, table_names
+from evener.session.trials import with_tried_sums
 
 
 def prepared(recipe: Recipe, request: Request) -> Recipe:
@@ -93,6 +98,16 @@ def agreed_plan(
 
         here, wire = site.device.name, site.wire(fleet, everyone, rehearse=False)
         fleet = measured_links(fleet, here, wire, wire_among, site.torch_device)
+        trials = _agreed_trials(request, room, fleet, recipe)
+        if trials.ways:
+
+            def new_group(devices: Sequence[str], backend: str) -> dist.ProcessGroup:
+                return room.new_group([everyone.index(d) for d in devices], backend)
+
+            def around(grouped: GroupedWire) -> Wire:
+                return site.around(grouped, fleet, everyone, rehearse=False)
+
+            fleet = with_tried_sums(fleet, trials, here, wire, new_group, around, site.torch_device)
         room.leave_group()
     if meeting.rank:
         return fleet, meeting.get("plan", Plan), None
@@ -108,6 +123,19 @@ def agreed_plan(
     meeting.put("profile", profile)
     meeting.put("plan", plan)
     return fleet, plan, profile
+
+
+def _agreed_trials(request: Request, room: Meeting, fleet: Fleet, recipe: Recipe) -> Trials:
+    """The ways of summing that all devices try together; the first one says which, and tells it."""
+    if room.rank == 0:
+        num_bytes = sum(p.numel() * 4 for p in recipe.model.parameters() if p.requires_grad)
+        names = tuple(d.name for d in fleet.devices)
+        compress = request.compress or tuple(recipe.compress)
+        found = trials_of(fleet, names, compress, num_bytes)
+        if not request.quiet and len({d.host for d in fleet.devices}) > 1:
+            print(f"summing gradients: {found.why}", file=sys.stderr)
+        room.put("trials", found)
+    return room.get("trials", Trials)
 
 
 def _keep(request: Request, fleet: Fleet, profile: Profile | None) -> None:

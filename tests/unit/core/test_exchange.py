@@ -5,7 +5,7 @@ import pytest
 from evener.core.exchange import adds_spans, exchange_of, without
 from evener.core.exchange_seconds import HOST_BYTES_PER_S, PACKINGS, exchange_seconds
 from evener.core.figures import Curve, line
-from evener.core.fleet import Cores, Device, Fleet, Link
+from evener.core.fleet import Device, Fleet, Link
 from evener.core.plan import Reduction
 from evener.errors import PlanMismatchError
 
@@ -73,25 +73,6 @@ def test_seconds_of_the_example() -> None:
     # Packing goes on beside the link: only that of the first of ten pieces stands before it.
     packed = 2 * 2.5e5 * (PACKINGS["int8"].there + PACKINGS["int8"].back) / HOST_BYTES_PER_S
     assert exchange_seconds(20e6, small, fleet) == pytest.approx(1.6 * 0.254 + packed, rel=0.02)
-
-
-def test_devices_that_share_cores_wait_for_them() -> None:
-    """Each host collects and spreads 20 MB and sends as much: 120 MB at 10 ns a byte on 2 cores, 0.6 s."""
-    names = ("a/0", "a/1", "b/0", "b/1")
-    work = Curve(points=((0.0, 1e-12), (1e6, 1e-2)), source="measured")
-    links = tuple(Link(a=a, b=b, curve=line(1e-9, 1e9), work=work) for a, b in ("aa", "bb", "ab"))
-    devices = tuple(Device(name=n, kind="k") for n in names)
-    found = exchange_of((*ALL, lane("a/0", "b/0")), names)
-    assert found is not None
-
-    def seconds(*cores: Cores) -> float:
-        return exchange_seconds(20e6, found, Fleet(devices=devices, links=links, cores=cores))
-
-    assert seconds() < 0.1
-    assert seconds(Cores(devices=names, number=2)) == pytest.approx(0.6, rel=0.15)
-    assert seconds(Cores(devices=names, number=4)) == pytest.approx(0.3, rel=0.15)
-    apart = seconds(Cores(devices=names[:2], number=1), Cores(devices=names[2:], number=1))
-    assert apart == pytest.approx(0.6, rel=0.15)
 
 
 ALL = (GROUP, Reduction(devices=("b/0", "b/1"), transport="gloo"))

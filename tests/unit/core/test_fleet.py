@@ -4,7 +4,7 @@ import pytest
 
 from evener.core.figures import line
 from evener.core.files import decode
-from evener.core.fleet import FAMILIES, Cores, Device, Fleet, Link, Rehearsed
+from evener.core.fleet import FAMILIES, Device, Fleet, Link, Rehearsed
 from evener.errors import FileError
 from evener.rehearsal.counting import family_of
 
@@ -42,14 +42,3 @@ def test_accelerators_are_rehearsed_as_a_type_of_their_own():
     devices = (Device(name="lab/a", kind="k", type="cuda", index=1), Device(name="lab/cpu", kind="c"))
     rehearsed = Fleet(devices=devices).as_rehearsed()
     assert [(d.type, d.index) for d in rehearsed.devices] == [("rehearsal", None), ("cpu", None)]
-
-
-def test_cores_are_of_devices_that_are_there_and_stay_with_them():
-    devices = tuple(Device(name=f"lab/{x}", kind="k") for x in "abc")
-    shared = (Cores(devices=("lab/a", "lab/b"), number=2), Cores(devices=("lab/c",), number=4))
-    fleet = Fleet(devices=devices, cores=shared)
-    assert fleet.only(("lab/b",)).cores == (Cores(devices=("lab/b",), number=2),)
-    with pytest.raises(ValueError, match="each once, got lab/a, lab/a"):
-        Fleet(devices=devices, cores=(Cores(devices=("lab/a", "lab/a"), number=2),))
-    with pytest.raises(ValueError, match="cores need a device and a number of 1 or more, got 0"):
-        Cores(devices=("lab/a",), number=0)

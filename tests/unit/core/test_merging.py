@@ -2,7 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from evener.core.figures import Figure, line
-from evener.core.fleet import Cores, Device, Fleet, Link
+from evener.core.fleet import Device, Fleet, Link
 from evener.core.merging import apart, merge, unlinked
 from evener.errors import UsageError
 
@@ -31,11 +31,6 @@ def test_measured_links_between_hosts_are_known() -> None:
     found = merge({"a": fleet("a"), "b": fleet("b")}, (between,))
     assert found.link("a/cpu", "b/cpu") == between
     assert unlinked(found) == [] and "unknown" not in found.note
-
-
-def test_cores_stay_with_their_hosts() -> None:
-    one = replace(fleet("a"), cores=(Cores(devices=("a/cpu",), number=2),))
-    assert merge({"a": one, "b": fleet("b")}).cores == one.cores
 
 
 def test_one_name_on_two_hosts_is_refused() -> None:
