@@ -343,6 +343,15 @@ def test_a_group_member_that_is_lost_ends_the_job_with_a_message(tmp_path: Path)
         launch(request_for(tmp_path, plan, 6, change=change, evaluate=False))
 
 
+def test_a_recipe_that_lets_nobody_join_is_not_told_how(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    """That it does is known to the devices, which have the recipe, and not to who starts them."""
+    for options, told in (("", True), ('fewer=("local:2",)', False)):
+        request = request_for(tmp_path, plan_with(None), 1, options=options, evaluate=False)
+        fleet = Fleet(devices=request.fleet.devices[:1])
+        launch(replace(request, plan=None, fleet=fleet, profile_s=1.0, dtype=None, quiet=False))
+        assert ("others may join: evener train" in capfd.readouterr().err) is told
+
+
 @pytest.mark.parametrize("how", ["local:2:0.7:0.9", "delayed", "accumulate:2"])
 def test_verify_holds_it_against_a_plain_loop_that_does_the_same_and_prints_the_deviation(
     tmp_path: Path, how: str

@@ -26,7 +26,7 @@ from evener.session.address import choose_interface
 from evener.session.conclude import Outcome
 from evener.session.grounds import Grounds, grounds_of
 from evener.session.lookout import Lookout
-from evener.session.meeting import FINISHED, OUTCOME, open_meeting, read_failure
+from evener.session.meeting import FINISHED, HOW_TO_JOIN, OUTCOME, open_meeting, read_failure
 from evener.session.members.door import TOKEN_FILE, Door, Welcome, new_token
 from evener.session.members.joiner import meeting_at
 from evener.session.members.pulse import GONE, pulse_key
@@ -75,7 +75,7 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
     lifeline, parent_end = context.Pipe(duplex=False)
     processes = []
     elastic = may_change_devices(request)
-    door = _open_door(request, host, open_port, port) if elastic and grounds.takes_others else None
+    door = _open_door(request, host, open_port, store) if elastic and grounds.takes_others else None
     try:
         for number, device in enumerate([*request.fleet.devices, *(x.device for x in request.later)]):
             environment = {
@@ -198,17 +198,20 @@ def _why(process, store: dist.Store, *, patient: bool, again: str) -> EvenerErro
     )
 
 
-def _open_door(request: Request, host: str, port: int, store_port: int) -> Door:
-    """Where devices join this job; how is printed, and the token is in the run's folder."""
+def _open_door(request: Request, host: str, port: int, store: dist.TCPStore) -> Door:
+    """Where devices join this job; the token is in the run's folder.
+
+    How is told by the leading process, which has the recipe: some of them let nobody join.
+    """
     folder = Path(request.run_dir)
-    welcome = Welcome(store_host=host, store_port=store_port, request=request)
+    welcome = Welcome(store_host=host, store_port=store.port, request=request)
     door = Door(new_token(folder), welcome, tell, host=host, port=port)
     if not request.quiet:
         more = " --rehearse FLEET.json --devices NAME" if request.rehearse else ""
         command = (
             f"evener train {request.script} --join {host}:{door.port} --token-file {folder / TOKEN_FILE}"
         )
-        tell(f"others may join: {command}{more}")
+        store.set(HOW_TO_JOIN, encode(f"others may join: {command}{more}").decode())
     return door
 
 

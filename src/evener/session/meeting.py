@@ -24,6 +24,7 @@ from evener.session.members.sockets import GroupSockets, shut_sockets
 
 T = TypeVar("T")
 OUTCOME, FINISHED = "outcome", "finished"  # what the leading process puts at the end
+HOW_TO_JOIN = "how to join"  # a sentence of the process that started the others
 POLL_S = 0.01
 FOREVER = timedelta(days=365)  # for what takes as long as the training
 REGROUP_TIMEOUT = timedelta(seconds=10)  # of those who have just answered a roll

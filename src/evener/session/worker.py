@@ -18,7 +18,7 @@ from evener.runtime.replicas import spread_state
 from evener.session.beside import beside_accelerators
 from evener.session.conclude import Journal, Outcome
 from evener.session.fewer import NOT_ELASTIC, parting_ways
-from evener.session.meeting import FINISHED, FOREVER, OUTCOME, Failure, Meeting, is_launched
+from evener.session.meeting import FINISHED, FOREVER, HOW_TO_JOIN, OUTCOME, Failure, Meeting, is_launched
 from evener.session.members.form import form, room_of
 from evener.session.members.joiner import enter, own_profile
 from evener.session.members.member import Belongings, Generation, Member
@@ -91,6 +91,8 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
         others = [d.name for d in request.fleet.devices if d.name != site.device.name]
         pulse = _started_pulse(meeting, site.device.name)
         pulse.watch(1, others, lambda reason: meeting.sockets.shut())  # links are measured in a group
+        if meeting.rank == 0 and meeting.has(HOW_TO_JOIN):
+            tell(meeting.get(HOW_TO_JOIN, str))
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse)
     member.decisions += [*threads, *placing.settled.notes]
     if request.elastic and len(request.fleet.devices) > 1 and table_names(recipe):
