@@ -28,6 +28,14 @@ class ScaleState(Value, frozen=True, kw_only=True):
     good_steps: int
 
 
+class HeldRows(Value, frozen=True, kw_only=True):
+    """Rows `start` to `stop` of a table are on `device`."""
+
+    device: str
+    start: int
+    stop: int
+
+
 class Snapshot(Value, frozen=True, kw_only=True):
     """Copies of state as of before `step`, after `samples_seen` samples: the names that a device keeps."""
 
@@ -45,7 +53,8 @@ class Standing(Value, frozen=True, kw_only=True):
     step that it concluded; `is_summed` says that it holds all sums of `step`, whose ballot it lacks.
     A device that `stood_by` had no part in the generation, and what it holds may have become old.
     `kept` are the samples of the global batch of `step` whose gradients it has, in no sum with others' yet;
-    `kept_none` says why there are none, where it had begun that step.
+    `kept_none` says why there are none, where it had begun that step. `rows` are those of placed
+    tables that it has.
     """
 
     device: str
@@ -60,6 +69,7 @@ class Standing(Value, frozen=True, kw_only=True):
     snapshots: tuple[Snapshot, ...] = ()
     kept: Ranges = ()
     kept_none: str = ""
+    rows: dict[str, Ranges] = {}
 
 
 class Rest(Value, frozen=True, kw_only=True):
@@ -79,7 +89,8 @@ class Turn(Value, frozen=True, kw_only=True):
     `members` may be more than the plan uses: a device that leaves still hands over what only it holds.
     `holders` has, by name of parameter and buffer, who has its state as of `step`; with `rewind` that state
     is in their copies of before `step`. `ballot` concludes the step before for those who lack it. `rest` is
-    what is left to do of `step` where samples of it are kept.
+    what is left to do of `step` where samples of it are kept. `rows` has by table who gives which rows;
+    who is to have them says the plan.
     """
 
     fleet: Fleet
@@ -93,6 +104,7 @@ class Turn(Value, frozen=True, kw_only=True):
     ballot: Ballot | None = None
     rewind: bool = False
     rest: Rest | None = None
+    rows: dict[str, tuple[HeldRows, ...]] = {}
     reasons: tuple[str, ...] = ()
 
     @property

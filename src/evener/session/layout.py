@@ -74,6 +74,7 @@ def lay_out(
     *,
     rehearse: bool,
     seed: int = 0,
+    goes_on: bool = False,
 ) -> Layout:
     """Cut, place and connect. Called by all devices of the plan together, after they joined the group."""
     seat = Seat(
@@ -85,6 +86,7 @@ def lay_out(
         meeting=meeting,
         rehearse=rehearse,
         seed=seed,
+        goes_on=goes_on,
     )
     wire = seat.wire(ranks.devices)
     if plan.is_data_parallel:

@@ -219,6 +219,7 @@ class Steps:
             self.stealing.close()
         if self.scripted:
             self.scripted.close()
+        self.layout.tables.forget()
         self.executor.close()
 
     def _adapt(self, adapter: Adapter, result: StepResult) -> None:

@@ -6,6 +6,7 @@ recipe.place ──► stand-ins in the model ──► rows by device ──►
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from evener.runtime.tables.optimizers import TableOptimizer, like_torch
 from evener.runtime.tables.rows import MemoryRows
 from evener.runtime.tables.sharing import MakeRows, bounds_of, fetch, gathered, in_memory, pieces, take_part
 from evener.runtime.tables.sums import TableSums
-from evener.runtime.tables.table import Table
+from evener.runtime.tables.table import Part, Table
 from evener.runtime.tables.tiered import TieredRows
 from evener.runtime.tables.transfers import Lanes
 from evener.session.recipe import ALL_TABLES, LOSS_PLACE, Recipe
@@ -51,6 +52,31 @@ def place_tables(recipe: Recipe) -> None:
         place_table(recipe.model, name)
 
 
+def tables_of(model: nn.Module) -> list[Table]:
+    """The placed tables, each once, whatever layers look it up."""
+    return list({id(layer.table): layer.table for layer in table_layers(model)}.values())
+
+
+def residence_of(recipe: Recipe, table: str) -> str:
+    """The kind of memory that the recipe has the rows of `table` in."""
+    wish = recipe.places[table]
+    if isinstance(wish, str):
+        return wish
+    return TIERED if "file" in wish else CPU
+
+
+def in_files(recipe: Recipe) -> bool:
+    """Whether some table's rows are in files, which are a device's own."""
+    return any(residence_of(recipe, table) == TIERED for table in table_names(recipe))
+
+
+def tables_end(recipe: Recipe) -> str:
+    """Which changes of devices end a job that places tables."""
+    if in_files(recipe):
+        return "tables are in files: the job ends when a device is lost or leaves, and none may join"
+    return "tables are placed: the job ends when a device with rows of them is lost"
+
+
 def take_out(model: nn.Module) -> None:
     """The user's own layers, as they are: after a run that failed, or on a device that has no part in it."""
     for layer in table_layers(model):
@@ -71,11 +97,11 @@ def placements(recipe: Recipe, plan: Plan, devices: tuple[str, ...]) -> tuple[Ta
             found.append(given[table.name])
             continue
         wish = recipe.places[table.name]
-        if isinstance(wish, str) or "file" in wish:
+        residence = residence_of(recipe, table.name)
+        if isinstance(wish, str) or residence == TIERED:
             weights = dict.fromkeys(devices, 1.0)
-            residence = wish if isinstance(wish, str) else TIERED
         else:
-            weights, residence = {d: float(w) for d, w in wish.items()}, CPU
+            weights = {d: float(w) for d, w in wish.items()}
         rows = apportion(table.num_rows, list(weights.values()))
         found.append(
             TablePlacement(table=table.name, rows=dict(zip(weights, rows, strict=True)), residence=residence)
@@ -235,6 +261,10 @@ class JobTables:
         return found
 
 
+def _room(table: Table, first: int, last: int) -> Tensor:
+    return torch.empty(last - first, table.dim, dtype=table.dtype)
+
+
 def _nothing(batch: Any) -> Tensor:
     return torch.zeros(0, dtype=torch.int64)
 
@@ -288,6 +318,11 @@ def open_tables(seat: Seat) -> JobTables:
             bounds = bounds_of(table.name, table.num_rows, where.rows, ranks.devices)
             check_room(table, where, seat.fleet)
             make = _maker(where.residence or CPU, recipe, site, table.name)
+            if seat.goes_on:
+                start, stop = bounds[ranks.rank], bounds[ranks.rank + 1]
+                part = Part(start, stop, make(stop - start, partial(_room, table)))
+                table.share_anew(part, bounds, exchange)
+                continue
             take_part(table, bounds, ranks.rank, exchange, make, seat.seed + number)
 
     return JobTables(

@@ -31,7 +31,7 @@ from evener.session.prepare import agreed_plan, prepared
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Later, Request, may_hold_parts
 from evener.session.site import open_site, site_of
-from evener.session.tables import table_names, take_out
+from evener.session.tables import in_files, table_names, tables_end, take_out
 from evener.session.train import conclude, train
 
 MOST_FAILURES = 4
@@ -96,7 +96,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse)
     member.decisions += [*threads, *placing.settled.notes]
     if request.elastic and len(request.fleet.devices) > 1 and table_names(recipe):
-        member.decisions.append("tables are placed: the job ends when a device is lost, and none may join")
+        member.decisions.append(tables_end(recipe))
     apart = parting_ways(request, recipe)
     if request.elastic and len(request.fleet.devices) > 1 and apart:
         member.decisions.append(NOT_ELASTIC.format(apart))
@@ -126,9 +126,9 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
     site = site.with_real_links() if request.real_links else site
     recipe = prepared(load_recipe(request.script, request.seed), request)
     recipe, _ = settled(recipe, request, meeting, decides=False)
-    if table_names(recipe):
+    if in_files(recipe):
         raise RefusedError(
-            f"a job that places tables takes in no device: {', '.join(table_names(recipe))}",
+            f"a job with tables in files takes in no device: {', '.join(table_names(recipe))}",
             remedy="start it again with all devices",
         )
     pulse = _started_pulse(meeting, device.name)
@@ -158,14 +158,14 @@ def _started_pulse(meeting: Meeting, name: str) -> Pulse:
 def survives(request: Request, recipe: Recipe) -> bool:
     """Whether devices may leave, join and be lost: where it is wished, and there is a store to meet in.
 
-    Not where tables are placed: nobody else has the rows of a lost device. Not where hosts may take steps by
-    themselves: nobody else has the weights of a lost one.
+    Not where tables are in files, which are a device's own. Not where hosts may take steps by themselves:
+    nobody else has the weights of a lost one.
     """
     if parting_ways(request, recipe):
         return False
     if may_hold_parts(request):
         return False
-    return request.elastic and is_launched() and not table_names(recipe)
+    return request.elastic and is_launched() and not in_files(recipe)
 
 
 def _live(member: Member, turn: Turn, number: int) -> tuple[Outcome | None, Generation]:

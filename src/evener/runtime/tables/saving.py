@@ -24,7 +24,6 @@ from evener.runtime.tables.sharing import chunk_rows
 from evener.runtime.tables.table import Table
 from evener.runtime.tables.tiered import TieredRows
 
-_AT_ONCE = 65_536  # rows that are brought up to date together
 _CAUGHT_UP_AT_ONCE = 4096  # of copies, beside the training
 _NAMES = {"mean": "exp_avg", "square": "exp_avg_sq", "sum": "sum"}
 
@@ -60,8 +59,7 @@ def export_table(table: Table, *, leads: bool) -> Exported:
         frozen = _Frozen(table, rows)
         spared = {rows.file.folder: rows.log_bytes}
         return Exported(tensors=found, later=frozen.pieces(), spared=spared, release=frozen.release)
-    for first, last in _pieces(0, part.stop - part.start, _AT_ONCE):
-        optimizer.catch_up(rows, rows.slots(torch.arange(first, last)), table.rates.values)
+    table.catch_up()
     for column, whole in _wholes(table).items():
         found[part_name(whole, part.start, part.stop)] = _kept(table, column, rows.columns[column])
     return Exported(tensors=found)

@@ -7,7 +7,6 @@ when the job's optimiser moves: a step that does not count leaves them as they w
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from evener.runtime.tables.layer import TableLayer
 from evener.runtime.tables.table import Table
@@ -19,7 +18,6 @@ class TableSums:
     def __init__(self, layers: Sequence[TableLayer]) -> None:
         self.tables: list[Table] = list({id(x.table): x.table for x in layers}.values())
         self._base_rate = 1.0
-        self._handle: RemovableHandle | None = None
         self.moved: Callable[[], None] = lambda: None  # called when all tables have moved
         self._rate_of_job: Callable[[], float] = lambda: self._base_rate
 
@@ -27,7 +25,7 @@ class TableSums:
         """Move the tables whenever `optimizer` has moved, by its learning rate or in step with it."""
         self._base_rate = optimizer.param_groups[0]["lr"]
         self._rate_of_job = lambda: optimizer.param_groups[0]["lr"]
-        self._handle = optimizer.register_step_post_hook(lambda *_: self._move())
+        optimizer.register_step_post_hook(lambda *_: self._move())
 
     def rate_of(self, table: Table) -> float:
         """The learning rate of `table` in the step under way."""
@@ -84,7 +82,4 @@ class TableSums:
             table.discard()
 
     def close(self) -> None:
-        """Stop following the optimiser."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        """Nothing to let go of: a step in flight may still be concluded, and its optimiser goes with it."""

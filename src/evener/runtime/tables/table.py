@@ -9,8 +9,10 @@ from evener.errors import DataError, ModelError
 from evener.runtime.tables.exchange import Exchange, Route
 from evener.runtime.tables.lookup import sorted_ids
 from evener.runtime.tables.optimizers import TableOptimizer
-from evener.runtime.tables.rows import WEIGHT, Rows, add
+from evener.runtime.tables.rows import WEIGHT, MemoryRows, Rows, add
 from evener.runtime.tables.transfers import Outgoing
+
+_AT_ONCE = 65_536  # rows that are brought up to date together
 
 
 class Rates:
@@ -87,6 +89,8 @@ class Table:
         self.exchange: Exchange | None = None
         self.optimizer: TableOptimizer | None = None
         self.rates = Rates()
+        self.before: list[Part] = []  # what this device had before it shared anew, good until the next step
+        self.is_whole = True  # whether all rows of `part` are there
         self.collects = False
         self.gradient: tuple[torch.Tensor, torch.Tensor] | None = None  # local ids, summed rows
         self._scale = 1.0
@@ -114,6 +118,30 @@ class Table:
         """From now on this device has `part`, and the others theirs."""
         self.part, self.bounds = part, bounds
         self.exchange = exchange if exchange.world_size > 1 else None
+
+    def share_anew(self, part: Part, bounds: tuple[int, ...], exchange: Exchange) -> None:
+        """As `share`, with rows that are still to come; those that are here stay until the next step."""
+        if self.optimizer is not None and self.is_whole:
+            self.catch_up()
+            self.before.append(self.part)
+        if isinstance(part.rows, MemoryRows):
+            part.rows.rates = np.zeros(len(self.rates.values))
+        self.share(part, bounds, exchange)
+        self.is_whole = False
+
+    def catch_up(self) -> None:
+        """All rows of this device are as of the last step."""
+        assert self.optimizer is not None
+        rows, count = self.part.rows, self.part.stop - self.part.start
+        for first in range(0, count, _AT_ONCE):
+            some = torch.arange(first, min(count, first + _AT_ONCE))
+            self.optimizer.catch_up(rows, rows.slots(some), self.rates.values)
+
+    @property
+    def held(self) -> list[Part]:
+        """Rows that this device could give to others as of now, once they are caught up."""
+        taken = [self.part] if self.optimizer is not None and self.is_whole else []
+        return [p for p in (*taken, *self.before) if p.start < p.stop]
 
     def own(self, ids: torch.Tensor, *, looked_up: bool = False) -> torch.Tensor:
         """Rows of this device's part as they are now, in the host's memory; `ids` count from its start.
@@ -187,6 +215,7 @@ class Table:
         if self._untouched or self.gradient is None:
             return  # no lookup anywhere: as a parameter whose gradient is None
         self.rates.add(rate)
+        self.before.clear()
         rows = self.part.rows
         for ids, gradient in zip(*(x.split(rows.most) for x in self.gradient), strict=True):
             if len(ids):

@@ -19,12 +19,14 @@ from evener.session.meeting import REGROUP_TIMEOUT
 from evener.session.members.handover import hand_over
 from evener.session.members.member import Generation, Member
 from evener.session.members.pulse import SILENT_S
+from evener.session.members.rows import move_rows
 from evener.session.profiled import StepProfiler
 from evener.session.resume import take_up
 from evener.session.site import backend_of
 from evener.session.state import held_tensors, holders_of
 from evener.session.steps import Steps
 from evener.session.sums import link_watch
+from evener.session.tables import tables_of
 from evener.session.timetable import agreed_schedules, step_sizes
 from evener.session.unfinished import unfinished, why_none_kept
 
@@ -70,6 +72,7 @@ def form(member: Member, generation: Generation) -> None:
             room,
             rehearse=request.rehearse,
             seed=request.seed,
+            goes_on=number > 1,
         )
         steps = Steps(member.recipe, turn.plan, ranks, site, layout, request.seed, made)
         steps.decisions = member.decisions
@@ -121,10 +124,10 @@ def _settle_in(member: Member, generation: Generation) -> None:
     own.copies.forget_after(turn.step)
     if turn.rewind:
         own.step, own.samples_seen = turn.step, turn.samples_seen
-    states = {}
+    states, tables = {}, tables_of(member.recipe.model)
     if turn.rewind and steps is not None:
         states = {n: own.copies.state_of(turn.step, n) for n in held if here in mine.get(n, ())}
-    if route:
+    if route or tables:
         channel = member.site.channel(
             turn.fleet,
             Ranks(turn.members, here),
@@ -135,6 +138,7 @@ def _settle_in(member: Member, generation: Generation) -> None:
         state_of = (lambda name: own.copies.state_of(turn.step, name)) if turn.rewind else own.state_of
         try:
             states |= hand_over(route, here, state_of, channel, generation.room, "handover")
+            move_rows(tables, turn, generation.used, here, channel, generation.room)
         finally:
             channel.close()
     if steps is not None:

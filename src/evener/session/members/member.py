@@ -19,11 +19,13 @@ from evener.session.members.copies import Copies
 from evener.session.members.handover import State
 from evener.session.members.passage import Stopwatch
 from evener.session.members.pulse import Pulse
+from evener.session.members.rows import held_rows
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 from evener.session.site import Site
 from evener.session.state import partly_seen
 from evener.session.steps import Steps
+from evener.session.tables import tables_of
 
 
 @dataclass
@@ -162,4 +164,5 @@ class Generation:
             snapshots=own.copies.snapshots,
             kept=own.kept.ranges if own.kept and own.kept.number == own.step else (),
             kept_none=own.kept_none,
+            rows=held_rows(tables_of(member.recipe.model)),
         )

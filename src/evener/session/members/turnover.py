@@ -2,18 +2,22 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from evener.core.figures import Value
 from evener.core.fleet import Fleet
-from evener.core.membership import Standing, Turn
+from evener.core.membership import HeldRows, Standing, Turn
 from evener.core.order import global_batch_at
 from evener.core.plan import Plan
 from evener.errors import PeerLostError, StateLostError
 from evener.policy.rest import rest_of
-from evener.policy.settle import settle
+from evener.policy.settle import Settlement, settle
+from evener.policy.table_rows import rows_given, rows_kept
 from evener.session.members.form import room_of
 from evener.session.members.member import Generation, Member
 from evener.session.members.plans import next_plan
 from evener.session.members.roll import Members, begin, call_roll
+from evener.session.tables import residence_of, tables_of
 
 MOST_ROLLS = 8
 
@@ -132,6 +136,7 @@ def _turn(
     if gone or settled.rewind or settled.ballot:
         reasons.append(settled.reason)
     batch = global_batch_at(settled.samples_seen, len(member.recipe.dataset), begun_under.global_batch)
+    rows, plan = _rows(member, standings, settled, fleet, plan)
     rest, told = None, ""
     if not settled.rewind:
         rest, told = rest_of(standings, settled.step, batch.samples, begun_under, plan)
@@ -148,8 +153,28 @@ def _turn(
         ballot=settled.ballot,
         rewind=settled.rewind,
         rest=rest,
+        rows=rows,
         reasons=tuple(reasons),
     )
+
+
+def _rows(
+    member: Member, standings: Sequence[Standing], settled: Settlement, fleet: Fleet, plan: Plan
+) -> tuple[dict[str, tuple[HeldRows, ...]], Plan]:
+    """Who gives which rows of placed tables, and the plan with who is to have them."""
+    tables = tables_of(member.recipe.model)
+    if not tables:
+        return {}, plan
+    if settled.rewind:
+        raise StateLostError(
+            f"{settled.reason}; of the rows of tables there are no copies",
+            remedy="start again from the newest checkpoint: --resume",
+        )
+    there = [s for s in standings if s.step == settled.step or not s.stood_by]
+    given = rows_given(there, {t.name: t.num_rows for t in tables})
+    used = [d.name for d in fleet.devices if d.name in plan.devices]
+    placed = rows_kept(given, used, {t.name: residence_of(member.recipe, t.name) for t in tables})
+    return given, replace(plan, tables=placed)
 
 
 def _settle(member: Member, before: Generation, standing: Standing, turn: Turn) -> None:

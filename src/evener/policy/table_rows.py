@@ -1,0 +1,57 @@
+"""Rows of placed tables when the devices change: who gives which, and who has how many from then on."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from evener.core.membership import HeldRows, Standing
+from evener.core.plan import TablePlacement
+from evener.core.split import apportion
+from evener.errors import StateLostError
+
+Given = Mapping[str, tuple[HeldRows, ...]]
+
+
+def rows_given(standings: Iterable[Standing], sizes: Mapping[str, int]) -> dict[str, tuple[HeldRows, ...]]:
+    """By table, of `sizes` rows, a device for each row. StateLostError where only lost devices had some.
+
+    Example: 10 rows, a has 0 to 6, b has 4 to 10: a gives 0 to 6, b the rest.
+    """
+    known = tuple(standings)
+    return {table: tuple(_cover(known, table, num_rows)) for table, num_rows in sizes.items()}
+
+
+def _cover(standings: Sequence[Standing], table: str, num_rows: int) -> Iterable[HeldRows]:
+    at = 0
+    while at < num_rows:
+        held = [
+            (stop, s.device) for s in standings for first, stop in s.rows.get(table, ()) if first <= at < stop
+        ]
+        if not held:
+            raise StateLostError(
+                f"only lost devices held rows of the table {table}",
+                numbers=f"row {at} and others of {num_rows}",
+                remedy="start again from the newest checkpoint: --resume",
+            )
+        stop, device = max(held)
+        yield HeldRows(device=device, start=at, stop=stop)
+        at = stop
+
+
+def rows_kept(given: Given, used: Sequence[str], residences: Mapping[str, str]) -> tuple[TablePlacement, ...]:
+    """Rows by device of those `used`: each keeps as many as it has, and takes of the others in that ratio.
+
+    Where none of them has any they take equal parts.
+    Example: a 6, b 3, c 1, and c leaves: a 7 and b 3.
+    """
+    found = []
+    for table, parts in given.items():
+        held = [sum(p.stop - p.start for p in parts if p.device == d) for d in used]
+        rows = apportion(parts[-1].stop, held if any(held) else [1.0] * len(used))
+        found.append(
+            TablePlacement(
+                table=table,
+                rows=dict(zip(used, rows, strict=True)),
+                residence=residences[table],
+                why="who stays keeps its rows",
+            )
+        )
+    return tuple(found)

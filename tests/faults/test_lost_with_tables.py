@@ -1,0 +1,145 @@
+"""Placed tables when devices go and come: rows are handed over, and who has none may be lost."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file
+from torch import nn
+
+from evener.core.order import epoch_order
+from evener.core.plan import Plan
+from evener.errors import EvenerError
+from evener.session.conclude import Outcome
+from evener.session.launch import launch
+from evener.session.request import Request
+from tests.faults import test_lost_devices as plain
+
+pytestmark = pytest.mark.timeout(120)
+
+SCRIPT = """
+import time, torch, evener as ev
+from torch import nn
+
+torch.manual_seed(0)
+
+class Data:
+    def __init__(self):
+        g = torch.Generator().manual_seed(1)
+        self.x = torch.randint(0, 40, (48, 3), generator=g)
+        self.y = torch.randint(0, 3, (48,), generator=g)
+    def __len__(self): return 48
+    def __getitem__(self, i):
+        time.sleep({pause_s})
+        return self.x[i], self.y[i]
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb = nn.EmbeddingBag(40, 5)
+        self.head = nn.Linear(5, 3)
+    def forward(self, x):
+        return self.head(torch.tanh(self.emb(x)))
+
+def recipe():
+    return ev.Recipe(model=Model().double(), dataset=Data(), loss=nn.CrossEntropyLoss(), global_batch=12,
+                     optimizer=lambda p: torch.optim.Adam(p, lr=0.02), place={place})
+"""
+A, B, C = plain.NAMES
+PARTS = {"emb": {A: 5, B: 3}}
+
+
+def request_for(folder: Path, samples: tuple[int, ...], place: dict, steps: int, faults: str = "") -> Request:
+    """Each device has the whole model but for the table."""
+    plan = plain.split(*samples)
+    pipelines = [replace(p, stages=(replace(p.stages[0], layers=("emb", "head")),)) for p in plan.pipelines]
+    wanted = plain.request_for(
+        folder, Plan(global_batch=12, pipelines=tuple(pipelines)), steps=steps, faults=faults
+    )
+    Path(wanted.script).write_text(SCRIPT.format(place=place, pause_s=0.004))
+    return wanted
+
+
+def error_of(outcome: Outcome, steps: int) -> float:
+    """The most that a parameter of the run is off from a plain loop with a dense table."""
+    torch.manual_seed(0)
+    emb, head = nn.EmbeddingBag(40, 5), nn.Linear(5, 3)
+    model = nn.ModuleDict({"emb": emb, "head": head}).double()
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randint(0, 40, (48, 3), generator=g), torch.randint(0, 3, (48,), generator=g)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for step in range(steps):
+        epoch, at = divmod(step * 12, 48)
+        chosen = epoch_order(48, epoch, 0)[at : at + 12]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(head(torch.tanh(emb(x[chosen]))), y[chosen]).backward()
+        optimizer.step()
+    found = load_file(Path(outcome.run_dir) / "model.safetensors")
+    return max(float((found[n] - p.detach()).abs().max()) for n, p in model.named_parameters())
+
+
+def rows_of(outcome: Outcome) -> dict[str, int]:
+    (table,) = outcome.plan.tables
+    return table.rows
+
+
+@pytest.mark.parametrize("place", [PARTS, {"emb": {B: 1}}], ids=["two have rows", "one has"])
+def test_a_device_without_rows_is_lost(tmp_path: Path, place: dict) -> None:
+    outcome = launch(request_for(tmp_path, (5, 4, 3), place, 9, "leave lab/c at 3.5"))
+    assert error_of(outcome, 9) <= 1e-10
+    assert plain.steps_of(outcome) == list(range(9))
+    assert rows_of(outcome) == ({A: 25, B: 15} if place is PARTS else {A: 0, B: 40})
+
+
+def test_a_device_without_rows_that_leads_is_killed(tmp_path: Path) -> None:
+    wanted = request_for(tmp_path, (5, 4, 3), {"emb": {B: 2, C: 2}}, 16)
+    outcome = plain.signalled(wanted, A, signal.SIGKILL, 4)
+    assert error_of(outcome, 16) <= 1e-10
+    assert rows_of(outcome) == {B: 20, C: 20}
+
+
+@pytest.mark.parametrize("device", [A, B, C])
+def test_a_device_that_leaves_hands_its_rows_over(tmp_path: Path, device: str) -> None:
+    wanted = request_for(tmp_path, (5, 4, 3), {"emb": "cpu"}, 24)
+    outcome = plain.signalled(wanted, device, signal.SIGTERM, 3)
+    assert error_of(outcome, 24) <= 1e-10
+    assert plain.steps_of(outcome) == list(range(24))
+    stay = [d for d in (A, B, C) if d != device]
+    assert set(rows_of(outcome)) == set(stay) and sum(rows_of(outcome).values()) == 40
+
+
+def test_two_are_lost_one_after_the_other_in_the_middle_of_steps(tmp_path: Path) -> None:
+    wanted = request_for(tmp_path, (5, 4, 3), {"emb": {B: 1}}, 9, "leave lab/c at 3.8; leave lab/a at 4.3")
+    outcome = launch(wanted)
+    assert error_of(outcome, 9) <= 1e-10
+    assert plain.steps_of(outcome) == list(range(9))
+
+
+def test_a_stage_leaves_with_the_rows_of_its_host(tmp_path: Path) -> None:
+    wanted = request_for(tmp_path, (7, 5), {"emb": "cpu"}, 24)
+    outcome = plain.signalled(replace(wanted, plan=plain.in_a_row("emb", "head")), B, signal.SIGTERM, 3)
+    assert error_of(outcome, 24) <= 1e-10
+    assert rows_of(outcome) == {A: 40}
+
+
+def test_one_device_is_left_with_all_rows(tmp_path: Path) -> None:
+    wanted = request_for(tmp_path, (7, 5), PARTS, 24)
+    outcome = plain.signalled(wanted, A, signal.SIGTERM, 3)
+    assert error_of(outcome, 24) <= 1e-10
+    assert rows_of(outcome) == {B: 40}
+
+
+def test_a_device_joins_without_rows_and_takes_over_those_of_one_that_leaves(tmp_path: Path) -> None:
+    wanted = request_for(tmp_path, (7, 5), PARTS, 40, "join lab/c at 5")
+    outcome = plain.signalled(wanted, A, signal.SIGTERM, 16)
+    assert error_of(outcome, 40) <= 1e-10
+    assert any("lab/c joins" in s for s in outcome.decisions)
+    assert rows_of(outcome) == {B: 40, C: 0}
+
+
+def test_the_loss_of_rows_ends_the_job_and_says_so(tmp_path: Path) -> None:
+    with pytest.raises(EvenerError, match="only lost devices held rows of the table emb") as caught:
+        launch(request_for(tmp_path, (5, 4, 3), PARTS, 9, "leave lab/b at 3"))
+    assert caught.value.code == "EV403" and "--resume" in caught.value.remedy
