@@ -136,7 +136,7 @@ def _turn(
     if gone or settled.rewind or settled.ballot:
         reasons.append(settled.reason)
     batch = global_batch_at(settled.samples_seen, len(member.recipe.dataset), begun_under.global_batch)
-    rows, plan = _rows(member, standings, settled, fleet, plan)
+    rows, plan = _rows(member, standings, settled, fleet, begun_under, plan)
     rest, told = None, ""
     if not settled.rewind:
         rest, told = rest_of(standings, settled.step, batch.samples, begun_under, plan)
@@ -159,7 +159,12 @@ def _turn(
 
 
 def _rows(
-    member: Member, standings: Sequence[Standing], settled: Settlement, fleet: Fleet, plan: Plan
+    member: Member,
+    standings: Sequence[Standing],
+    settled: Settlement,
+    fleet: Fleet,
+    begun_under: Plan,
+    plan: Plan,
 ) -> tuple[dict[str, tuple[HeldRows, ...]], Plan]:
     """Who gives which rows of placed tables, and the plan with who is to have them."""
     tables = tables_of(member.recipe.model)
@@ -173,7 +178,9 @@ def _rows(
     there = [s for s in standings if s.step == settled.step or not s.stood_by]
     given = rows_given(there, {t.name: t.num_rows for t in tables})
     used = [d.name for d in fleet.devices if d.name in plan.devices]
-    placed = rows_kept(given, used, {t.name: residence_of(member.recipe, t.name) for t in tables})
+    lying = {t.name: residence_of(member.recipe, t.name) for t in tables}
+    lying |= {p.table: p.residence for p in begun_under.tables if p.residence}
+    placed = rows_kept(given, used, lying)
     return given, replace(plan, tables=placed)
 
 
