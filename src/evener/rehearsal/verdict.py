@@ -1,15 +1,13 @@
-"""Can this machine rehearse that fleet, and did it? Pure decisions, each with its sentence."""
+"""Can this machine rehearse that plan, and did it? Pure decisions, each with its sentence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from evener.core.figures import Value
-from evener.core.fleet import Device, Fleet
 
 MAX_LAG = 0.01  # behind its clock by more than this part of its time, a device's timings are void
 MAX_LOAD = 0.4  # tried up to 0.44 of all cores; real models reach about half the rate of a large product
-MAX_PER_CORE = 8
 SCALED = '; it is far from keeping up: "scaled": {"slower": 1000} in the fleet file keeps the ratios'
 
 
@@ -73,34 +71,19 @@ def verdict(lateness: Sequence[Lateness]) -> tuple[bool, str]:
     return True, f"timings hold; {story}{note}"
 
 
-def check(fleet: Fleet, machine_flops: Mapping[str, float], num_cores: int) -> list[str]:
-    """Sentences on why this machine is too slow to rehearse `fleet`; empty when it should do.
+def foreseen(flops: float, step_s: float, machine_flops: float) -> str:
+    """Why timings will be void where a step of `step_s` is to do `flops` FLOP; "" where they may hold.
 
-    `machine_flops` is what all cores together reach in large matrix products, FLOP/s by dtype. Example:
-    8 + 4 + 2 + 2 GFLOP/s on 85 GFLOP/s is 0.19 of the machine, under the 0.4 that was tried: no sentence.
+    `machine_flops` is what all cores together reach in large matrix products, FLOP/s. Example: 18 GFLOP in
+    9 ms are 2000 GFLOP/s; of 80 this machine has 0.4 to spare, 32: at least 63 times slower. What of a model
+    is no product takes time as well, so that no sentence is no promise.
     """
-    found = []
-    for dtype in dict.fromkeys(d for device in fleet.devices for d in device.flops):
-        asked = sum(_fastest(device, dtype) for device in fleet.devices)
-        have = machine_flops.get(dtype)
-        if have is None:
-            found.append(f"nothing is known of this machine's rate in {dtype}, which the fleet has rates for")
-        elif asked > MAX_LOAD * have:
-            found.append(
-                f"the devices do {asked / 1e9:.3g} GFLOP/s in {dtype} together, {asked / have:.2f} of this "
-                f"machine's {have / 1e9:.3g}; above {MAX_LOAD} actions will end late, divide all rates by "
-                f"{asked / have / MAX_LOAD:.2g} or more"
-            )
-    if len(fleet.devices) > MAX_PER_CORE * num_cores:
-        found.append(
-            f"{len(fleet.devices)} devices on {num_cores} cores: more than {MAX_PER_CORE} processes a core "
-            "wait for each other"
-        )
-    return found
-
-
-def _fastest(device: Device, dtype: str) -> float:
-    if dtype not in device.flops:
-        return 0.0
-    factors = device.rehearsed.factors if device.rehearsed else {}
-    return device.flops[dtype].value * max([1.0, *factors.values()])
+    asked = flops / step_s
+    if asked <= MAX_LOAD * machine_flops:
+        return ""
+    return (
+        f"timings will be void: the plan has this machine compute {flops / 1e9:.3g} GFLOP in a step of "
+        f"{step_s:.3g} s, {asked / 1e9:.3g} GFLOP/s, and its cores do {machine_flops / 1e9:.3g} in large "
+        f"products, {MAX_LOAD:g} of that in a model; devices have to be slower, at least "
+        f'{asked / machine_flops / MAX_LOAD:.2g} times ("scaled" in the fleet file keeps the ratios)'
+    )

@@ -25,6 +25,7 @@ from evener.session.members.member import Belongings, Generation, Member
 from evener.session.members.pulse import SILENT_S, Pulse
 from evener.session.members.turnover import next_turn, tear_down
 from evener.session.owning import NOT_ELASTIC as PARTS_NOT_ELASTIC
+from evener.session.pace import too_fast
 from evener.session.placing import settled
 from evener.session.preflight import look_over
 from evener.session.prepare import agreed_plan, prepared
@@ -104,6 +105,10 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
         member.decisions.append(PARTS_NOT_ELASTIC)
     try:
         fleet, plan, member.given = agreed_plan(request, meeting, recipe, site, placing)
+        timed = request.rehearse and not request.keep_gradient
+        if timed and meeting.rank == 0 and (why := too_fast(plan, member.given)):
+            tell(why)
+            member.decisions.append(why)
         turn = Turn(fleet=fleet, plan=plan, members=tuple(d.name for d in fleet.devices))
         outcome, last = _live(member, turn, 1)
         if handed_in and not _everyone_has_all(last, recipe):

@@ -1,21 +1,10 @@
-"""When a rehearsal is void, and when a machine is too slow for a fleet."""
+"""When a rehearsal is void, and when a machine is too slow for a plan."""
 
-from evener.core.figures import Figure
-from evener.core.fleet import Device, Fleet, Rehearsed
-from evener.rehearsal.verdict import Lateness, check, verdict
+from evener.rehearsal.verdict import Lateness, foreseen, verdict
 
 
 def late(lag_s: float, device: str = "a/x", **more) -> Lateness:
     return Lateness(device=device, actions=100, late=3, late_s=5.0, lag_s=lag_s, total_s=10.0, **more)
-
-
-def fleet(*rates: float, **fields) -> Fleet:
-    return Fleet(
-        devices=tuple(
-            Device(name=f"a/{i}", kind="k", flops={"float32": Figure(value=r, source="assumed")}, **fields)
-            for i, r in enumerate(rates)
-        )
-    )
 
 
 def test_one_percent_is_the_limit_of_each_device() -> None:
@@ -34,23 +23,14 @@ def test_nothing_paced() -> None:
     assert "no action was paced" in verdict([Lateness(device="a/x")])[1]
 
 
-def test_a_fleet_within_the_machine_needs_no_sentence() -> None:
-    assert check(fleet(8e9, 4e9, 2e9, 2e9), {"float32": 85e9}, 2) == []
+def test_a_plan_within_the_machine_needs_no_sentence() -> None:
+    assert foreseen(3.1e9, 0.1, 80e9) == ""
 
 
-def test_too_fast_a_fleet_says_by_how_much() -> None:
-    (sentence,) = check(fleet(40e9, 28e9), {"float32": 85e9}, 2)
-    assert "0.80 of this machine" in sentence and "divide all rates by 2 or more" in sentence
-
-
-def test_factors_above_one_count() -> None:
-    fast = fleet(30e9, rehearsed=Rehearsed(factors={"matmul": 2.0}))
-    assert len(check(fast, {"float32": 85e9}, 2)) == 1
-
-
-def test_unknown_dtype_and_too_many_processes() -> None:
-    sentences = check(fleet(*[1e6] * 9), {}, 1)
-    assert "nothing is known" in sentences[0] and "9 devices on 1 cores" in sentences[1]
+def test_devices_that_are_faster_than_the_machine_are_told_beforehand_by_how_much() -> None:
+    sentence = foreseen(18e9, 9e-3, 80e9)
+    assert "18 GFLOP in a step of 0.009 s, 2e+03 GFLOP/s, and its cores do 80 in large products" in sentence
+    assert "slower, at least 63 times" in sentence
 
 
 def test_single_late_actions_are_told_with_what_was_caught_up() -> None:

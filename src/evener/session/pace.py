@@ -1,0 +1,28 @@
+"""Before a rehearsal: can this machine compute as fast as the devices are to?"""
+
+import os
+import time
+
+import torch
+
+from evener.core.plan import Plan
+from evener.core.profile import Profile
+from evener.probing.rates import product_rate
+from evener.rehearsal.verdict import foreseen
+
+TRIED_S = 0.05
+PASSES = 3.0  # a backward takes two products for each one of the forward
+
+
+def too_fast(plan: Plan, profile: Profile | None) -> str:
+    """Why timings of `plan` will be void on this machine, from what its layers compute in a step; "" if not.
+
+    Without a profile or a prediction nothing is known beforehand. Tries one core for a moment, in float32.
+    """
+    if profile is None or plan.prediction is None:
+        return ""
+    flops = PASSES * plan.global_batch * sum(layer.flops_per_sample for layer in profile.layers)
+    one = product_rate(torch.device("cpu"), torch.float32, clock=time.perf_counter, slot_s=TRIED_S)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = min(torch.get_num_threads(), cores)
+    return foreseen(flops, plan.prediction.step_s, one * cores / threads)
