@@ -6,7 +6,8 @@ The text model's layers in small, on real processes of one thread: a data-parall
 replicas hold the state, and a pipeline of three, where it comes from the copies of a neighbour. The time from
 the signal to what the survivors notice is taken from outside; the rest they tell themselves
 (generations.jsonl). Beside it: a planned leave (SIGTERM), which must cost no step, and a stopped process
-(SIGSTOP), which only the heartbeat can miss.
+(SIGSTOP), which only the heartbeat can miss. And the text example on a paced fleet, whose steps are long: a
+device is killed when a half of one is done, and only its own samples are taken anew.
 """
 
 import multiprocessing
@@ -22,7 +23,7 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from common import Bar, finish, parser, say
+from common import TEXT, Bar, finish, fleet_named, parser, say
 from soak_task import plan_of, write_recipe
 
 from evener.core.fleet import Device, Fleet
@@ -92,6 +93,64 @@ def _end(process) -> None:
     process.kill()
 
 
+LONG_FLEET, LONG_BATCH, LONG_MICRO_BATCH = "8-4-2-2", 960, 15
+LONG_VICTIM, LONG_PHASES = "lab1/b", (0.5, 0.95)  # it has a quarter of the samples
+KILLED_AFTER, LONG_STEPS = 2, 5
+
+
+def long_step(folder: Path, phase: float) -> dict[str, float]:
+    """Seconds from a kill when `phase` of a long step is done until that step is committed, over a step's.
+
+    `rest_over_step` is without what was left of the step for the survivors' own samples.
+    """
+    fleet = fleet_named(LONG_FLEET)
+    run = folder / "run"
+    run.mkdir()
+    unit = LONG_BATCH // 16
+    request = Request(
+        script=str(TEXT),
+        fleet=fleet,
+        rehearse=True,
+        run_dir=str(run),
+        steps=LONG_STEPS,
+        batch_per_device={d.name: n * unit for d, n in zip(fleet.devices, (8, 4, 2, 2), strict=True)},
+        global_batch=LONG_BATCH,
+        micro_batch=LONG_MICRO_BATCH,
+        evaluate=False,
+        adapt=False,
+        quiet=True,
+    )
+    struck: list[float] = []
+    thread = threading.Thread(target=_strike_in_a_step, args=(run, LONG_VICTIM, phase, struck))
+    thread.start()
+    outcome = launch(request)
+    thread.join()
+    (passage,) = [
+        msgspec.json.decode(x, type=Passage) for x in (run / "generations.jsonl").read_bytes().splitlines()
+    ]
+    step_s = median(r.step_s for r in read_metrics(run / "metrics.jsonl").records[1:KILLED_AFTER])
+    total_s = passage.noticed_at_s + sum(passage.parts_s.values()) - struck[0]
+    say(next(sentence for sentence in outcome.decisions if sentence.startswith("generation 2, ")))
+    return {
+        "step_s": step_s,
+        "total_s": total_s,
+        "rest_over_step": total_s / step_s - (1 - phase),
+        "regrouping_s": sum(s for part, s in passage.parts_s.items() if part != "first step"),
+    }
+
+
+def _strike_in_a_step(run: Path, victim: str, phase: float, struck: list[float]) -> None:
+    """Records come one step late: the one of step n - 1 says how long a step is and when n + 1 began."""
+    metrics = run / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < KILLED_AFTER:
+        time.sleep(0.001)
+    time.sleep(phase * read_metrics(metrics).records[-1].step_s)
+    for process in multiprocessing.active_children():
+        if process.name == victim and process.pid:
+            struck.append(time.time())
+            os.kill(process.pid, signal.SIGKILL)
+
+
 def main() -> int:
     p = parser("How long is a job without a step when a device is lost?")
     p.add_argument("--repeats", type=int, default=5)
@@ -109,7 +168,19 @@ def main() -> int:
                 f"{k.removesuffix('_s')} {1000 * v:.0f}" for k, v in figures[name].items() if k.endswith("_s")
             )
             say(f"{name}: {told} ms (medians of {len(runs)})")
+    for phase in LONG_PHASES[: 1 if args.quick else None]:
+        with tempfile.TemporaryDirectory() as root:
+            run = figures[f"kill, {phase:.0%} of a long step done"] = long_step(Path(root), phase)
+        say(
+            f"kill when {phase:.0%} of a step of {run['step_s']:.2f} s is done: "
+            f"committed {run['total_s']:.2f} s later"
+        )
     bars = [
+        Bar(
+            name="kill in a long step: steps until it is committed, beyond what was left of it",
+            value=max(run["rest_over_step"] for name, run in figures.items() if "long step" in name),
+            at_most=0.5,
+        ),
         Bar(
             name="kill, replicas: seconds beyond one step",
             value=figures["kill, replicas"]["worst_total_s"] - figures["kill, replicas"]["step_s"],

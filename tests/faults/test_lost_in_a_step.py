@@ -7,14 +7,15 @@ from msgspec.structs import replace
 
 from evener.session.conclude import Outcome
 from evener.session.launch import launch
-from tests.faults.test_lost_devices import error_of, request_for, split, steps_of
+from tests.faults.test_lost_devices import SCRIPT, error_of, in_a_row, request_for, split, steps_of
 
 pytestmark = pytest.mark.timeout(120)
 
 TRAP = """
 import multiprocessing, os, signal
 from evener.runtime import buckets, tally
-from evener.session import unfinished
+from evener.session import keeping, unfinished
+keeping.worth_copying = lambda copy_s, step_s: ({copies}, "so short a step")
 HERE = multiprocessing.current_process().name
 
 def end(device):
@@ -46,7 +47,16 @@ INSTANTS = {
 }
 
 
-def run(tmp_path: Path, trap: str = "", *, steal: bool = False, micro_batch: int = 2, **more) -> Outcome:
+def run(
+    tmp_path: Path,
+    trap: str = "",
+    *,
+    steal: bool = False,
+    micro_batch: int = 2,
+    copies: bool = True,
+    pause_s: float = 0.004,
+    **more,
+) -> Outcome:
     plan = split(5, 4, 3)
     pipelines = []
     for p in plan.pipelines:
@@ -56,7 +66,8 @@ def run(tmp_path: Path, trap: str = "", *, steal: bool = False, micro_batch: int
         pipelines.append(replace(p, micro_batch=micro_batch, stages=stages))
     request = request_for(tmp_path, replace(plan, pipelines=tuple(pipelines), steal=steal), steps=7, **more)
     script = Path(request.script)
-    script.write_text(script.read_text() + TRAP + trap)
+    text = SCRIPT.format(dtype="double", pause_s=pause_s)
+    script.write_text(text + TRAP.replace("{copies}", str(copies)) + trap)
     outcome = launch(request)
     assert error_of(outcome, 7) <= 1e-12
     assert steps_of(outcome) == list(range(7))
@@ -77,6 +88,16 @@ def test_in_the_middle_of_its_samples(tmp_path) -> None:
 def test_in_the_sums(tmp_path, instant: str) -> None:
     outcome = run(tmp_path, INSTANTS[instant])
     assert "9 of 12 samples of step 3 are kept (lab/a 5, lab/b 4), the other 3 taken anew" in told(outcome, 2)
+
+
+def test_without_copies_what_is_noticed_before_the_sums_is_kept_all_the_same(tmp_path) -> None:
+    outcome = run(tmp_path, copies=False, pause_s=0.15, faults="leave lab/c at 3")
+    assert "9 of 12 samples of step 3 are kept (lab/a 5, lab/b 4), the other 3 taken anew" in told(outcome, 2)
+
+
+def test_without_copies_what_is_noticed_in_the_sums_is_taken_whole_and_told(tmp_path) -> None:
+    sentence = told(run(tmp_path, INSTANTS["at the tally"], copies=False), 2)
+    assert "step 3 is taken anew whole: " in sentence and "(so short a step)" in sentence
 
 
 def test_a_second_device_in_what_is_taken_anew_takes_along_what_it_kept(tmp_path) -> None:
@@ -124,8 +145,6 @@ def test_nobody_is_lost_and_all_that_was_done_counts(tmp_path) -> None:
 
 
 def test_a_plan_that_cuts_the_model_takes_the_step_whole_and_says_so(tmp_path) -> None:
-    from tests.faults.test_lost_devices import in_a_row
-
     request = request_for(tmp_path, in_a_row("0", "1", "2"), steps=6, faults="leave lab/b at 3.5")
     outcome = launch(request)
     assert error_of(outcome, 6) <= 1e-12

@@ -11,6 +11,25 @@ from evener.core.ranges import Ranges, count, cut, dealt, gaps, joined
 from evener.core.split import apportion
 from evener.core.words import counted
 
+LOSS_EVERY_S = 3600.0
+"""How often a job is taken to lose a device: what decides whether copies against that are worth it."""
+UNNOTICED = 0.001
+"""A part of a step that nobody would miss."""
+
+
+def worth_copying(copy_s: float, step_s: float) -> tuple[bool, str]:
+    """Whether a copy of `copy_s` seconds in each step saves more than it costs, and the sentence why (not).
+
+        copy_s · LOSS_EVERY_S / step_s ≤ step_s     or     copy_s ≤ UNNOTICED · step_s
+
+    Between two losses the copies take the left side, and a loss then costs about a step less. Example: steps
+    of 10 s are worth copies of up to 28 ms, steps of 1 s such of up to 1 ms.
+    """
+    most_s = max(step_s / LOSS_EVERY_S, UNNOTICED) * step_s
+    told = f"a copy of its gradients takes {1000 * copy_s:.3g} ms of a step of {step_s:.3g} s"
+    limit = f"{1000 * most_s:.3g} ms would be worth it, at a loss an hour"
+    return copy_s <= most_s, f"{told}; {'' if copy_s <= most_s else 'no more than '}{limit}"
+
 
 def rest_of(
     standings: Sequence[Standing], step: int, samples: int, before: Plan, plan: Plan

@@ -10,12 +10,13 @@ A bucket is one flat tensor: the gradients, then a tail that tells the devices a
 After the sum the key slots show which reduction each device was in, and the last part on how many
 devices a parameter had a gradient at all: on none means its `.grad` must stay None, as on one device.
 
-Sums are made in place. Where this device's own sum is to outlast them (`keep`), a bucket in host memory is
+Sums are made in place. Where this device's own sum is to outlast them (`outlast`), a bucket in host memory is
 copied as it leaves; one on an accelerator, which goes by way of the host, is itself the copy until the sum
-comes back.
+comes back. No bucket leaves once it is known that the others do not wait for it (`hold_back`).
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -67,19 +68,26 @@ class GradientBuckets:
         self._collects = False
         self._step = -1
         self._next = 0
+        self._ended: Callable[[], str | None] = lambda: None
+        self._held_back: str | None = None
+        self.copied_s = 0.0  # seconds that copies of own sums took in the last step
 
     @property
     def num_bytes(self) -> int:
         """Bytes that one device sends into the sum of a step."""
         return sum(b.flat.numel() * b.flat.element_size() for b in self._buckets)
 
-    def keep(self) -> None:
-        """From now on this device's own sums outlast the sums over devices, for `own_sums`.
+    def hold_back(self, ended: Callable[[], str | None]) -> None:
+        """Begin no sums in a step before whose first one `ended()` says that the others have gone."""
+        self._ended = ended
 
-        Not where these are made in place on an accelerator.
+    def outlast(self, *, yes: bool) -> None:
+        """Whether this device's own sums outlast the sums over devices, for `own_sums`.
+
+        On an accelerator not where these are made in place.
         """
         for bucket in self._buckets:
-            bucket.keeps = True
+            bucket.outlasts = yes
 
     def own_sums(self) -> dict[nn.Parameter, torch.Tensor] | None:
         """This device's own sums of the step under way; None where one of them is in a sum with others'."""
@@ -229,8 +237,14 @@ class GradientBuckets:
 
     def _launch(self, bucket: "_Bucket") -> None:
         number = self._next
+        if number == 0:
+            self.copied_s, self._held_back = 0.0, self._ended()
+        if self._held_back:
+            bucket.pending = _NeverBegan(f"step {self._step} was not summed: {self._held_back}")
+            return
         key = 1 + (self._step * len(self._buckets) + number) % _KEYS
         bucket.seal(self.ranks.rank, key)
+        self.copied_s += bucket.leave()
         try:
             bucket.pending = self._wire.all_reduce(
                 bucket.flat,
@@ -238,8 +252,6 @@ class GradientBuckets:
                 exact_tail=bucket.flat.numel() - bucket.num_grads,
             )
         except PeerLostError as e:
-            if not bucket.keeps:
-                raise
             # The rest of this backward still counts: who waits for the sum is told. The error itself would
             # hold the frames that hold the group's sockets.
             bucket.pending = _NeverBegan(e.what, e.numbers, e.remedy)
@@ -266,7 +278,7 @@ class GradientBuckets:
 class _NeverBegan:
     """A sum that could not be begun."""
 
-    def __init__(self, what: str, numbers: str, remedy: str) -> None:
+    def __init__(self, what: str, numbers: str = "", remedy: str = "") -> None:
         self._words = (what, numbers, remedy)
 
     def wait(self) -> None:
@@ -290,16 +302,16 @@ class _Bucket:
         self.filled = [False] * len(parameters)
         self.missing: int | None = None  # gradients still to come; None before the last backward
         self.pending: Pending | None = None
-        self.keeps = self.has_left = self.has_come = False
+        self.outlasts = self.has_left = self.has_come = False
         self._copy: torch.Tensor | None = None
 
     def own_values(self) -> torch.Tensor | None:
         """This device's own sum, as long as it is there."""
         if not self.has_left:
             return self.flat[: self.num_grads]
-        if not self.keeps:
+        if not self.outlasts:
             return None
-        if self._copy is not None:
+        if self.flat.device.type == "cpu":
             return self._copy
         return None if self.has_come else self.flat[: self.num_grads]
 
@@ -321,11 +333,17 @@ class _Bucket:
         tail = [0.0] * self._world_size + [float(f) for f in self.filled]
         tail[rank] = float(key)
         self.flat[self.num_grads :] = torch.tensor(tail, dtype=self.flat.dtype)
+
+    def leave(self) -> float:
+        """From here on the values may become those of a sum; the seconds that a copy took before."""
         self.has_left = True
-        if self.keeps and self.flat.device.type == "cpu":
-            if self._copy is None:
-                self._copy = torch.empty_like(self.flat[: self.num_grads])
-            self._copy.copy_(self.flat[: self.num_grads])
+        if not self.outlasts or self.flat.device.type != "cpu":
+            return 0.0
+        before = time.perf_counter()
+        if self._copy is None:
+            self._copy = torch.empty_like(self.flat[: self.num_grads])
+        self._copy.copy_(self.flat[: self.num_grads])
+        return time.perf_counter() - before
 
     def wait(self) -> None:
         pending, self.pending = self.pending, None

@@ -88,27 +88,39 @@ class Reducers:
         self._groups.append(_Group(sums, [], True))
         self.everywhere = self.everywhere and num_devices == 1
 
-    def keep(self) -> None:
-        """Own sums of all buckets outlast the sums over devices, see `GradientBuckets.keep`."""
-        for group in self._groups:
-            if isinstance(group.buckets, GradientBuckets):
-                group.buckets.keep()
+    @property
+    def _in_buckets(self) -> list[GradientBuckets]:
+        return [g.buckets for g in self._groups if isinstance(g.buckets, GradientBuckets)]
+
+    def hold_back(self, ended: Callable[[], str | None]) -> None:
+        """See `GradientBuckets.hold_back`."""
+        for buckets in self._in_buckets:
+            buckets.hold_back(ended)
+
+    def outlast(self, *, yes: bool) -> None:
+        """See `GradientBuckets.outlast`."""
+        for buckets in self._in_buckets:
+            buckets.outlast(yes=yes)
+
+    @property
+    def copied_s(self) -> float:
+        """Seconds that copies of own sums took in the last step."""
+        return sum(buckets.copied_s for buckets in self._in_buckets)
 
     def own_sums(self) -> dict[nn.Parameter, torch.Tensor] | None:
         """This device's own sums of the step under way; None where some are not there on their own."""
         found: dict[nn.Parameter, torch.Tensor] = {}
-        for group in self._groups:
-            own = group.buckets.own_sums() if isinstance(group.buckets, GradientBuckets) else None
+        for buckets in self._in_buckets:
+            own = buckets.own_sums()
             if own is None:
                 return None
             found |= own
-        return found
+        return found if len(self._in_buckets) == len(self._groups) else None
 
     def put(self, sums: Mapping[nn.Parameter, torch.Tensor]) -> None:
         """Begin the step under way with `sums`, as `own_sums` gave them."""
-        for group in self._groups:
-            assert isinstance(group.buckets, GradientBuckets), "own_sums gave none elsewhere"
-            group.buckets.put(sums)
+        for buckets in self._in_buckets:
+            buckets.put(sums)
 
     def begin_step(self, step: int) -> None:
         """Every stage of this device still has a backward before it."""
@@ -158,14 +170,12 @@ class Reducers:
 
     def hand_over(self) -> None:
         """Gradients go to where their parameters live, see `GradientBuckets.hand_over`."""
-        for group in self._groups:
-            if isinstance(group.buckets, GradientBuckets):
-                group.buckets.hand_over()
+        for buckets in self._in_buckets:
+            buckets.hand_over()
 
     def sums_of(self, parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
         """Where the summed gradient of each of `parameters` lies, which are all in buckets."""
-        buckets = [g.buckets for g in self._groups if isinstance(g.buckets, GradientBuckets)]
-        found = ([x for b in buckets if (x := b.sum_of(p)) is not None] for p in parameters)
+        found = ([x for b in self._in_buckets if (x := b.sum_of(p)) is not None] for p in parameters)
         return [views[0] for views in found]
 
     def discard(self) -> None:

@@ -24,6 +24,7 @@ from evener.runtime.scaling import LossScale
 from evener.session.adapting import Adapter
 from evener.session.feed import Feed, Samples
 from evener.session.fewer import Meetings, record_of
+from evener.session.keeping import Keeping
 from evener.session.layout import Layout
 from evener.session.playbook import Playbook
 from evener.session.precision import needs_loss_scale
@@ -106,7 +107,7 @@ class Steps:
         self.scripted: Scripted | None = None
         self.stealing: Stealing | None = None
         self.unfinished: Unfinished | None = None  # of the step to be taken first
-        self.keeps_none = ""  # why, where it does not
+        self.keeping: Keeping | None = None  # where others may be lost
         self._range_of: RangeOf | None = None  # of the try under way
         self._feed: Feed | None = None
 
@@ -123,6 +124,8 @@ class Steps:
             number, late = self.number, self._unrecorded
             self.at_boundary(number)
             result = self._step(number)
+            if self.keeping:
+                self.keeping.after_step(result.step_s)
             self._advance(result)
             if self.meetings:
                 yield from self._said(self.meetings.after(result))
@@ -173,9 +176,9 @@ class Steps:
         """
         if self.unfinished is not None:  # it was not begun
             return self.unfinished.kept, ""
-        if self.keeps_none and self.executor.in_flight:
-            return None, self.keeps_none
-        return self.executor.keep(self._range_of) if self._range_of else (None, "")
+        if self.keeping is None or self._range_of is None:
+            return None, ""
+        return self.keeping.keep(self.executor, self._range_of)
 
     def abandon(self) -> StepRecord | None:
         """Drop the step in flight; the last record, with this device's seconds alone, if none was given."""

@@ -1,28 +1,19 @@
-"""A step of which some samples are kept: what this device still does of it, and what it would keep itself."""
+"""A step of which some samples are kept: what this device still does of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from evener.core.actions import Action, of_micro_batch
-from evener.core.fleet import Fleet
 from evener.core.membership import Rest
 from evener.core.order import GlobalBatch
-from evener.core.plan import Plan
 from evener.core.ranges import Ranges
-from evener.core.words import in_bytes
 from evener.errors import ReductionMismatchError
 from evener.runtime.executor import StepResult
 from evener.runtime.holding import Alone
 from evener.runtime.kept import Kept
 from evener.session.feed import Samples
 from evener.session.layout import Layout
-from evener.session.site import Site, backend_of
-
-LEAST_FREE = 4
-"""A device copies its gradients only where so many times their bytes are free on its host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,29 +50,6 @@ def unfinished(rest: Rest | None, kept: Kept | None, here: str, layout: Layout) 
     (stage,) = layout.holding.parts
     counts = kept if here in rest.kept else None
     return Unfinished(kept=counts, anew=rest.anew.get(here, ()), stage=stage)
-
-
-def why_none_kept(layout: Layout, plan: Plan, site: Site, fleet: Fleet) -> str:
-    """Why a device keeps none of its samples when another one is lost; "" where it does.
-
-    Each device judges for itself. In data parallelism every device has the whole model's gradients of its own
-    samples; elsewhere a sample's gradient is in parts, and the lost device had some.
-    """
-    if not plan.is_data_parallel:
-        return "the plan cuts the model, so a part of each sample's gradient may be lost"
-    if any(layout.norms.values()):
-        return "in BatchNorm's waves each sample's gradient depends on those of the lost device"
-    if site.torch_device.type != "cpu":
-        in_place = backend_of(fleet, plan.devices) != "gloo"
-        return f"{site.device.name} sums in place on its accelerator" if in_place else ""
-    needed = sum(p.nbytes for p in layout.parameters.values() if p.requires_grad)
-    free = psutil.virtual_memory().available
-    if free < LEAST_FREE * needed:
-        return (
-            f"{site.device.name} has no room for a copy of its gradients "
-            f"({in_bytes(needed)}; {in_bytes(free)} are free on its host)"
-        )
-    return ""
 
 
 def check_counted(result: StepResult) -> None:

@@ -14,6 +14,7 @@ from evener.runtime.replicas import spread_state
 from evener.session.alike import check_alike
 from evener.session.decide import samples_to_train
 from evener.session.keep import saved_tensors
+from evener.session.keeping import Keeping
 from evener.session.layout import lay_out
 from evener.session.meeting import REGROUP_TIMEOUT
 from evener.session.members.handover import hand_over
@@ -28,7 +29,7 @@ from evener.session.steps import Steps
 from evener.session.sums import link_watch
 from evener.session.tables import tables_of
 from evener.session.timetable import agreed_schedules, step_sizes
-from evener.session.unfinished import unfinished, why_none_kept
+from evener.session.unfinished import unfinished
 
 
 class Wanted(Value, frozen=True, kw_only=True):
@@ -82,10 +83,9 @@ def form(member: Member, generation: Generation) -> None:
         if request.profile_step is not None:
             steps.profiler = StepProfiler(request.profile_step, here, site.torch_device)
         steps.number, steps.samples_seen = turn.step, turn.samples_seen
-        if member.pulse and len(used) > 1:
-            steps.keeps_none = why_none_kept(layout, turn.plan, site, turn.fleet)
-            if not steps.keeps_none:
-                layout.holding.reducers.keep()
+        pulse = member.pulse
+        if pulse and len(used) > 1:
+            steps.keeping = Keeping(layout, turn.plan, site, turn.fleet, lambda: pulse.alarm)
         own = member.belongings
         steps.unfinished, own.kept = unfinished(turn.rest, own.kept, here, layout), None
         if steps.loss_scale and turn.loss_scale:
