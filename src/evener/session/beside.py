@@ -17,10 +17,10 @@ def beside_accelerators(request: Request, recipe: Recipe) -> tuple[Request, tupl
     """The request with CPUs that leave accelerators, loaders and tables their threads, and why; the same in
     all processes.
 
-    A CPU with fewer threads is of another kind. Left as they are: rehearsed ones, and all with a plan or a
-    profile that was made for the kinds at hand.
+    A CPU with fewer threads is of another kind; one that a profile was made without keeps what it has.
+    Rehearsed ones are as their fleet says.
     """
-    if request.rehearse or request.plan is not None or request.profile is not None:
+    if request.rehearse:
         return request, ()
     devices, said = [], []
     for device in request.fleet.devices:
@@ -32,8 +32,13 @@ def beside_accelerators(request: Request, recipe: Recipe) -> tuple[Request, tupl
                 loader_workers=recipe.workers,
                 tables=bool(table_names(recipe)),
             )
-            said.append(f"{device.name} {found.why}")
-            device = _with_threads(device, found.compute)
+            fewer = _with_threads(device, found.compute)
+            if request.profile is None or fewer.kind in request.profile.kinds:
+                said.append(f"{device.name} {found.why}")
+                device = fewer
+            else:
+                unknown = f"the profile has no seconds of {fewer.kind}"
+                said.append(f"{device.name} keeps {device.threads} threads: {unknown}")
         devices.append(device)
     if not said:
         return request, ()
