@@ -106,6 +106,7 @@ def test_a_device_that_leaves_hands_its_rows_over(tmp_path: Path, device: str) -
     outcome = plain.signalled(wanted, device, signal.SIGTERM, 3)
     assert error_of(outcome, 24) <= 1e-10
     assert plain.steps_of(outcome) == list(range(24))
+    assert not any(s.startswith("generation 3") for s in outcome.decisions)
     stay = [d for d in (A, B, C) if d != device]
     assert set(rows_of(outcome)) == set(stay) and sum(rows_of(outcome).values()) == 40
 

@@ -139,6 +139,8 @@ def _settle_in(member: Member, generation: Generation) -> None:
         try:
             states |= hand_over(route, here, state_of, channel, generation.room, "handover")
             move_rows(tables, turn, generation.used, here, channel, generation.room)
+            if tables and member.pulse:
+                member.pulse.ignore(turn.leaves)
         finally:
             channel.close()
     if steps is not None:

@@ -18,7 +18,7 @@ from evener.core.ranges import Ranges
 from evener.core.seams import Channel
 from evener.runtime.tables.sharing import chunk_rows
 from evener.runtime.tables.table import Table
-from evener.session.meeting import Meeting
+from evener.session.meeting import FOREVER, Meeting
 
 Piece = tuple[Table, str, str, int, int]
 """(table, from, to, first row, end)"""
@@ -46,7 +46,10 @@ def pieces(tables: Sequence[Table], turn: Turn, used: Sequence[str]) -> Iterator
 def move_rows(
     tables: Sequence[Table], turn: Turn, used: Sequence[str], here: str, channel: Channel, room: Meeting
 ) -> None:
-    """Bring every row to its place; called by all devices of `turn` together."""
+    """Bring every row to its place; called by all devices of `turn` together.
+
+    Returns when all rows are there everywhere: until then who leaves may still be needed.
+    """
     for table in tables:
         if here not in used and table.optimizer is not None:
             table.catch_up()  # who is to have rows has done so
@@ -63,6 +66,10 @@ def move_rows(
     for table in tables if here in used else ():
         table.rates.restore(np.zeros(room.get(f"rows/{table.name}", int)))
         table.is_whole = True
+    if tables and here in used:
+        room.put(f"rows of {here}", True)
+    for device in used if tables else ():
+        room.get(f"rows of {device}", bool, timeout=FOREVER)
 
 
 def _read(table: Table, first: int, last: int) -> Tensor:
