@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
 
+from evener.core.fleet import Device, Fleet
 from evener.session.conclude import Outcome
 from evener.session.launch import launch
-from tests.faults.test_lost_devices import SCRIPT, error_of, in_a_row, request_for, split, steps_of
+from tests.faults.test_lost_devices import NAMES, SCRIPT, error_of, in_a_row, request_for, split, steps_of
+from tests.local.device.test_job import fleet as cards_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -55,6 +58,7 @@ def run(
     micro_batch: int = 2,
     copies: bool = True,
     pause_s: float = 0.004,
+    fleet: Fleet | None = None,
     **more,
 ) -> Outcome:
     plan = split(5, 4, 3)
@@ -65,11 +69,14 @@ def run(
         )
         pipelines.append(replace(p, micro_batch=micro_batch, stages=stages))
     request = request_for(tmp_path, replace(plan, pipelines=tuple(pipelines), steal=steal), steps=7, **more)
+    if fleet:
+        request = replace(request, fleet=fleet, rehearse=True)
     script = Path(request.script)
-    text = SCRIPT.format(dtype="double", pause_s=pause_s)
+    dtype, exact, bound = ("float", torch.float32, 1e-6) if fleet else ("double", torch.float64, 1e-12)
+    text = SCRIPT.format(dtype=dtype, pause_s=pause_s)
     script.write_text(text + TRAP.replace("{copies}", str(copies)) + trap)
     outcome = launch(request)
-    assert error_of(outcome, 7) <= 1e-12
+    assert error_of(outcome, 7, exact) <= bound
     assert steps_of(outcome) == list(range(7))
     assert outcome.parameters_agree
     return outcome
@@ -142,6 +149,16 @@ def test_nobody_is_lost_and_all_that_was_done_counts(tmp_path) -> None:
     sentence = told(run(tmp_path, trap), 2)
     assert "nobody is lost, the same devices meet again" in sentence
     assert sentence.endswith("12 of 12 samples of step 3 are kept (lab/a 5, lab/b 4, lab/c 3)")
+
+
+@pytest.mark.parametrize("instant", INSTANTS)
+def test_on_accelerators_the_buckets_are_the_copies_until_a_sum_has_come_back(tmp_path, instant: str) -> None:
+    cards = cards_of(*(Device(name=name, kind="RTX 3060") for name in NAMES))
+    sentence = told(run(tmp_path, INSTANTS[instant], fleet=cards), 2)
+    if instant == "when it launches the second bucket":
+        assert "9 of 12 samples of step 3 are kept (lab/a 5, lab/b 4), the other 3 taken anew" in sentence
+    else:
+        assert "step 3 is taken anew whole: lab/a has no gradients of its own any more" in sentence
 
 
 def test_a_plan_that_cuts_the_model_takes_the_step_whole_and_says_so(tmp_path) -> None:

@@ -1,7 +1,8 @@
 """Whether this device keeps its part of a step, should another device be lost in it.
 
 noticed before its own sums begin     they are held back, and all that it computed is there: costs nothing
-noticed later                         it needs a copy of what went into the sums, where that is worth it
+noticed later                         it needs a copy of what went into the sums, where that is worth it;
+                                      of what goes to its sum by way of the host none is made
 """
 
 from collections.abc import Callable
@@ -34,8 +35,7 @@ class Keeping:
     ) -> None:
         self._reducers, self._why_none = layout.holding.reducers, _why_none(layout, plan)
         self._why_no_copy = _why_no_copy(layout, plan, site, fleet)
-        # What goes to its sum by way of the host is its own copy, without cost.
-        self._is_weighed = site.torch_device.type == "cpu" and not self._why_no_copy
+        self._is_weighed = not self._why_none and not self._why_no_copy
         self._num_steps, self._copy_s = 0, 0.0
         if not self._why_none:
             self._reducers.hold_back(ended)
@@ -46,7 +46,7 @@ class Keeping:
         self._num_steps += 1
         if self._num_steps == MEASURED:
             self._copy_s = self._reducers.copied_s
-        if self._num_steps >= MEASURED and self._is_weighed and not self._why_none:
+        if self._num_steps >= MEASURED and self._is_weighed:
             is_worth, told = worth_copying(self._copy_s, step_s)
             self._why_no_copy = "" if is_worth else told
             self._reducers.outlast(yes=is_worth)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import nn
 
 from evener.core.plan import Stage
@@ -20,7 +21,9 @@ def housed(module: nn.Module, stage: Stage, site: Site) -> Residing | None:
     They stay the model's own then, on the host.
     """
     if stage.residence is None:
-        module.to(site.torch_device)
+        place = torch.empty(0, device=site.torch_device).device
+        if any(t.device != place for t in (*module.parameters(), *module.buffers())):
+            module.to(place)  # not again: torch makes parameters of wrapped tensors anew, and their hooks go
         return None
     cut = module if isinstance(module, StageModule) else None
     return Residing(
