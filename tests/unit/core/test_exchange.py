@@ -4,7 +4,7 @@ import pytest
 
 from evener.core.exchange import adds_spans, exchange_of, without
 from evener.core.exchange_seconds import HOST_BYTES_PER_S, PACKINGS, exchange_seconds
-from evener.core.figures import Curve, line
+from evener.core.figures import line
 from evener.core.fleet import Device, Fleet, Link
 from evener.core.plan import Reduction
 from evener.errors import PlanMismatchError

@@ -1,5 +1,4 @@
 import pytest
-from msgspec.structs import replace
 
 from evener.core.figures import Figure, line
 from evener.core.fleet import Device, Fleet, Link
