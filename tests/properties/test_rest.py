@@ -10,7 +10,7 @@ from evener.core.membership import Standing
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.ranges import count, cut, dealt, gaps, joined
 from evener.core.split import apportion
-from evener.policy.rest import rest_of
+from evener.policy.rest import rest_of, worth_copying
 
 NAMES = ("lab/a", "lab/b", "lab/c", "lab/d")
 
@@ -146,3 +146,20 @@ def test_a_plan_that_cuts_the_model_takes_no_gradients_of_the_whole() -> None:
 def test_a_step_that_nobody_had_begun_is_taken_without_a_word() -> None:
     plan = plan_of({"lab/a": 4, "lab/b": 4})
     assert rest_of([standing("lab/a"), standing("lab/b", (0, 8), step=13)], 14, 8, plan, plan) == (None, "")
+
+
+@given(st.floats(0, 10), st.floats(1e-3, 1e3))
+def test_a_copy_is_worth_what_a_loss_an_hour_would_cost(copy_s: float, step_s: float) -> None:
+    is_worth, told = worth_copying(copy_s, step_s)
+    spent_s = copy_s * 3600 / step_s  # in an hour
+    assert is_worth == (copy_s <= step_s / 1000 or spent_s <= step_s * (1 + 1e-12))
+    assert ("no more than" in told) != is_worth
+
+
+def test_a_copy_of_8_ms_pays_for_steps_of_10_s_and_not_of_1_s() -> None:
+    assert worth_copying(0.008, 10.0)[0]
+    assert worth_copying(0.008, 1.0) == (
+        False,
+        "a copy of its gradients takes 8 ms of a step of 1 s; "
+        "no more than 1 ms would be worth it, at a loss an hour",
+    )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from evener.errors import ModelError, ReductionMismatchError
+from evener.errors import ModelError, PeerLostError, ReductionMismatchError
 from evener.runtime.buckets import GradientBuckets
 from evener.runtime.ranks import Ranks
 from tests.fakes import Rendezvous
@@ -240,3 +240,85 @@ def test_closed_buckets_let_go_of_the_parameters():
     pair.buckets[0].close()
     pair.models[0](X).backward()
     assert pair.models[0].first.weight.grad is not None
+
+
+def backward(pair: Pair, *devices: int, of: torch.Tensor = X) -> None:
+    """The last backward of a step on these devices."""
+    for rank in devices:
+        pair.buckets[rank].begin(1.0)
+        pair.buckets[rank].arm(0)
+        pair.models[rank](of, use_extra=True).backward()
+
+
+def alone(of: torch.Tensor = X) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = Model()
+    model(of, use_extra=True).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("outlasts", [True, False])
+def test_own_sums_outlast_the_sums_over_devices_where_they_are_to(outlasts: bool) -> None:
+    pair = Pair()
+    buckets = pair.buckets[0]
+    buckets.outlast(yes=outlasts)
+    backward(pair, 0, 1)
+    names = {p: name for name, p in pair.models[0].named_parameters()}
+    before = buckets.own_sums()
+    assert before is not None  # the first bucket waits for `idle`: nothing has left
+    before = {names[p]: g.clone() for p, g in before.items()}
+    for b in pair.buckets:
+        b.launch_rest(0)
+    for b in pair.buckets:
+        b.wait()
+    after = buckets.own_sums()
+    assert (after is not None) == outlasts
+    for found in (before, {names[p]: g for p, g in after.items()} if after else before):
+        assert set(found) == set(alone())
+        assert all(torch.equal(found[name], gradient) for name, gradient in alone().items())
+    assert (buckets.copied_s > 0) == outlasts
+
+
+def test_a_step_goes_on_with_own_sums_of_another_try() -> None:
+    first, second = Pair(), Pair()
+    backward(first, 0, of=X[:2])
+    sums = first.buckets[0].own_sums()
+    assert sums is not None
+    there = dict(zip(first.models[0].parameters(), second.models[0].parameters(), strict=True))
+    second.buckets[0].put({there[p]: gradient for p, gradient in sums.items()})
+    backward(second, 0, of=X[2:])
+    second.sum()
+    for name, p in second.models[1].named_parameters():
+        wanted = alone().get(name)
+        assert (p.grad is None) == (wanted is None)
+        assert wanted is None or torch.allclose(p.grad, wanted, rtol=1e-6)
+
+
+def test_no_bucket_leaves_once_the_others_have_gone_and_all_is_there() -> None:
+    pair = Pair()
+    buckets = pair.buckets[0]
+    buckets.hold_back(lambda: "lab/b was silent")
+    backward(pair, 0)
+    buckets.launch_rest(0)
+    assert pair.meeting.launched[0] == []
+    with pytest.raises(PeerLostError, match="lab/b was silent"):
+        buckets.wait()
+    sums = buckets.own_sums()
+    assert sums is not None and len(sums) == len(alone())
+
+
+def test_a_sum_that_cannot_begin_is_told_to_who_waits_and_not_to_the_backward() -> None:
+    class Broken:
+        def all_reduce(self, buffer, key, *, exact_tail=0):
+            raise PeerLostError(f"{key}: nobody is there")
+
+    model = nn.Linear(2, 1)
+    buckets = GradientBuckets([list(model.parameters())], Ranks(DEVICES, "lab/a"), Broken(), ONE_EACH)
+    buckets.outlast(yes=True)
+    buckets.begin(1.0)
+    buckets.arm(0)
+    model(X).sum().backward()
+    sums = buckets.own_sums()
+    assert sums is not None and torch.equal(sums[model.weight], X.sum(0, keepdim=True))
+    with pytest.raises(PeerLostError, match="step 0, bucket 0: nobody is there"):
+        buckets.wait()

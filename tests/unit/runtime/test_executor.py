@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from evener.core.actions import Action, parse_action
-from evener.errors import DataError, ModelError
+from evener.errors import DataError, ModelError, PeerLostError
 from evener.runtime.executor import Executor, StepResult
 from evener.runtime.holding import Alone, Settings, whole_model
 from evener.runtime.problem import Problem, default_inputs
@@ -298,3 +298,51 @@ def test_closed_it_leaves_the_model_alone():
 )
 def test_what_counts_as_out_of_memory(error, expected):
     assert is_out_of_memory(error) == expected
+
+
+class _Lost:
+    """The wire of a device whose peer has gone before the sums."""
+
+    def all_reduce(self, buffer: torch.Tensor, key: str, *, exact_tail: int = 0) -> "_Lost":
+        return self
+
+    def wait(self) -> None:
+        raise PeerLostError("lab/b is gone")
+
+
+def test_a_step_is_finished_with_what_was_kept_of_another_try() -> None:
+    def correct(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, dict]:
+        return squared(output, target), {"error": ((output - target).detach().abs().sum(), output.numel())}
+
+    more = {"loss": correct, "metrics": ("error",)}
+    whole = take(executor(**more))
+    lost = executor(ranks=Ranks(("lab/a", "lab/b"), "lab/a"), wire=_Lost(), **more)
+    lost.holding.reducers.outlast(yes=True)
+    assert lost.keep(lambda stage, m: (0, 0)) == (None, "")
+    with pytest.raises(PeerLostError):
+        lost.step(0, GPIPE, Alone((3,)), lambda *_: (X[:3], Y[:3]), 4)
+    kept, why = lost.keep(lambda stage, m: (0, 3))
+    assert kept is not None and not why
+    assert (kept.number, kept.ranges, kept.share.samples) == (0, ((0, 3),), 3)
+    lost.drop()
+    lost.close()
+    alone = executor(model=lost.holding.parts[0].module, **more)
+    result = alone.step(0, GPIPE, Alone((1,)), lambda *_: (X[3:], Y[3:]), 4, kept=kept)
+    assert result.totals.samples == {"lab/a": 4}
+    assert result.totals.loss == pytest.approx(whole.totals.loss)
+    assert result.totals.metrics["error"] == pytest.approx(whole.totals.metrics["error"])
+    want = linear()
+    squared(want(X), Y).backward()
+    for p, q in zip(alone.holding.parts[0].module.parameters(), want.parameters(), strict=True):
+        assert torch.allclose(p, q - 0.5 * q.grad, rtol=1e-6)
+
+
+def test_what_would_not_count_is_not_kept_and_it_says_why() -> None:
+    lost = executor(ranks=Ranks(("lab/a", "lab/b"), "lab/a"), wire=_Lost())
+    with pytest.raises(PeerLostError):
+        take(lost, sizes=(4,))
+    assert "they were in sums with others'" in lost.keep(lambda stage, m: (0, 4))[1]
+    lost.holding.reducers.outlast(yes=True)
+    with pytest.raises(PeerLostError):
+        take(lost, sizes=(4,), batches=[(X * float("nan"), Y)])
+    assert "its loss is not finite" in lost.keep(lambda stage, m: (0, 4))[1]
