@@ -14,6 +14,7 @@ from evener.errors import ModelError
 from evener.runtime.checkpoints.files import Disk, Writing
 from evener.runtime.checkpoints.folder import checkpoints_in, newest_good
 from evener.runtime.checkpoints.manifest import Manifest
+from evener.runtime.checkpoints.shards import Later
 from evener.runtime.ranks import Ranks
 from evener.runtime.state import export_state
 from evener.session.meeting import Meeting
@@ -32,11 +33,22 @@ class Subject:
         self.optimizer = torch.optim.SGD([self.p], lr=1.0)
         self.samples_seen = 0
         self.break_with: Exception | None = None
+        self.spared: dict[Path, int] = {}
+        self.released = 0
 
     def own(self) -> Own:
         if self.break_with:
             raise self.break_with
-        return Own(tensors=export_state({"p": self.p}, self.optimizer), statistics={})
+        return Own(
+            tensors=export_state({"p": self.p}, self.optimizer),
+            statistics={},
+            later={"q": Later(torch.empty(3, device="meta"), lambda: torch.arange(3.0))},
+            spared=self.spared,
+            release=self.release,
+        )
+
+    def release(self) -> None:
+        self.released += 1
 
     def manifest(self) -> Manifest:
         return manifest_at(self.samples_seen)
@@ -88,6 +100,22 @@ def test_the_training_goes_on_and_the_state_is_that_of_the_boundary(made: Made, 
     saver.join()
     assert torch.equal(newest_good(tmp_path)[0].read(["model/p"])["model/p"], torch.full((4,), -3.0))
     saver.close()
+
+
+def test_what_is_read_later_is_let_go_once_and_the_room_that_the_training_needs_is_left(
+    made: Made, tmp_path: Path
+) -> None:
+    saver, subject, said = made()
+    save(saver, subject, 8)
+    saver.join()
+    assert torch.equal(newest_good(tmp_path)[0].read(["q"])["q"], torch.arange(3.0))
+    subject.spared = {tmp_path: 10**18}
+    save(saver, subject, 16)
+    saver.join()
+    assert "needs the rest of its disk" in said[0] and said[0].endswith("the training goes on")
+    assert newest_good(tmp_path)[0].manifest.position.samples_seen == 8
+    saver.close()
+    assert subject.released == 2
 
 
 def test_one_that_is_under_way_is_given_up_at_once(made: Made, tmp_path: Path) -> None:
