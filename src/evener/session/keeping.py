@@ -60,9 +60,11 @@ class Keeping:
 
 
 def _why_none(layout: Layout, plan: Plan) -> str:
-    """In data parallelism a device has the whole model's gradients of its own samples; "" where it has."""
+    """Why this device has no whole gradients of its own samples alone; "" where it has them."""
     if not plan.is_data_parallel:
         return "the plan cuts the model, so a part of each sample's gradient may be lost"
+    if layout.tables.tables:
+        return "gradients of a placed table's rows are summed where the rows are, the lost device's too"
     if any(layout.norms.values()):
         return "in BatchNorm's waves each sample's gradient depends on those of the lost device"
     return ""

@@ -43,8 +43,11 @@ IN_A_ROW = Plan(global_batch=2, pipelines=(pipeline(*NAMES),))
 EXECUTOR: Any = SimpleNamespace(in_flight=True, keep=lambda range_of: (None, "it is torn"))
 
 
-def keeping_of(reducers: Reducers, plan: Plan = DATA_PARALLEL, norms: tuple[str, ...] = ()) -> Keeping:
+def keeping_of(
+    reducers: Reducers, plan: Plan = DATA_PARALLEL, norms: tuple[str, ...] = (), tables: tuple[str, ...] = ()
+) -> Keeping:
     layout: Any = SimpleNamespace(
+        tables=SimpleNamespace(tables=tables),
         holding=SimpleNamespace(reducers=reducers),
         norms={0: norms},
         parameters={"w": torch.nn.Parameter(torch.zeros(8))},
@@ -83,12 +86,16 @@ def test_without_room_nothing_is_copied(
 
 
 @pytest.mark.parametrize(
-    ("plan", "norms", "said"),
-    [(IN_A_ROW, (), "the plan cuts the model"), (DATA_PARALLEL, ("bn",), "in BatchNorm's waves")],
+    ("more", "said"),
+    [
+        ({"plan": IN_A_ROW}, "the plan cuts the model"),
+        ({"norms": ("bn",)}, "in BatchNorm's waves"),
+        ({"tables": ("word",)}, "gradients of a placed table's rows are summed where the rows are"),
+    ],
 )
-def test_where_gradients_are_not_of_own_samples_alone_nothing_is_kept(plan, norms, said: str) -> None:
+def test_where_gradients_are_not_of_own_samples_alone_nothing_is_kept(more: dict, said: str) -> None:
     reducers = Reducers(copied_s=0.0)
-    kept = keeping_of(reducers, plan, norms)
+    kept = keeping_of(reducers, **more)
     kept.after_step(1.0)
     kept.after_step(1.0)
     assert reducers.told == [] and reducers.ended is None
