@@ -34,7 +34,7 @@ from evener.policy.adapt import Situation, decide_shares, least_gain
 from evener.policy.estimate import Estimates, updated
 from evener.policy.shares import for_stealing
 from evener.session.keep import first_gradients
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 GLOBAL_BATCH, NOISY_BATCH = 120, 240  # of the example: 240

@@ -25,7 +25,7 @@ from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.report.results import RunReport
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent

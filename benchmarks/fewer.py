@@ -105,8 +105,8 @@ def train_here(folder: Path, plan: Plan, steps: int) -> None:
     """One process of the job, as torchrun starts it."""
     import torch
 
+    from evener.session.launching.launch import run as train
     from evener.session.request import Request
-    from evener.session.run import run as train
 
     torch.set_num_threads(1)
     fleet = Fleet(devices=tuple(Device(name=d, kind="process", threads=1) for d in DEVICES))

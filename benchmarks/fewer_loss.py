@@ -22,7 +22,7 @@ from evener.core.fewer import Fewer, fewer_in  # noqa: E402
 from evener.core.fleet import Device, Fleet  # noqa: E402
 from evener.core.plan import Pipeline, Plan, Reduction, Share, Stage  # noqa: E402
 from evener.cost.fewer import bytes_between  # noqa: E402
-from evener.session.launch import launch  # noqa: E402
+from evener.session.launching.launch import launch  # noqa: E402
 from evener.session.recipe import load_recipe  # noqa: E402
 from evener.session.request import Request  # noqa: E402
 

@@ -29,7 +29,7 @@ from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.profile import Profile
 from evener.cost.evaluate import CostModel, evaluate
 from evener.report.metrics import read_metrics
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 LAYERS, WIDTH, VOCABULARY, CONTEXT, GLOBAL_BATCH = 8, 128, 1000, 32, 16

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common import TEXT, Bar, finish, fleet_named, parser, say
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.session.conclude import Outcome
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 FIRST = ("(root)", "embed", "embed_before", "blocks.0")

@@ -14,7 +14,7 @@ from evener.core.files import read
 from evener.core.plan import Plan
 from evener.report.metrics import read_metrics
 from evener.session.keep import load_weights
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 SHARES = {"lab1/a": 5, "lab1/b": 3, "lab1/c": 2}

@@ -34,7 +34,7 @@ from evener.errors import EvenerError
 from evener.planner.groups import usable_bytes
 from evener.report.metrics import read_metrics
 from evener.session.conclude import Outcome
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 LAYERS, WIDTH, VOCABULARY, CONTEXT, GLOBAL_BATCH = 12, 48, 30_000, 64, 32

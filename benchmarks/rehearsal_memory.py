@@ -21,7 +21,7 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.profile import Profile
 from evener.cost.evaluate import CostModel, evaluate
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 GLOBAL_BATCH = 32

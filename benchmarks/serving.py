@@ -34,7 +34,7 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.report.metrics import read_metrics
 from evener.serving.server import LiveServer
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 ROOT = Path(__file__).resolve().parents[1]

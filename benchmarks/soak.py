@@ -35,7 +35,7 @@ from evener.core.plan import Plan
 from evener.errors import EvenerError
 from evener.report.metrics import read_metrics
 from evener.session.conclude import Outcome
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request, folder_at
 
 STEPS = EPOCHS * SAMPLES // BATCH

@@ -28,7 +28,7 @@ from soak_task import plan_of, write_recipe
 
 from evener.core.fleet import Device, Fleet
 from evener.report.metrics import read_metrics
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.members.passage import Passage
 from evener.session.request import Request
 

@@ -43,7 +43,7 @@ from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
 from evener.runtime.wire import GroupWire
 from evener.schedules import make
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request, folder_at
 
 WAYS: tuple[Held, ...] = ("optimizer", "gradients", "parameters")

@@ -11,7 +11,7 @@ import pytest
 
 from evener.core.files import write
 from evener.runtime.checkpoints.folder import checkpoints_in, newest_good
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from tests.local.checkpoint_jobs import ONE, TWO, losses, request_for
 
 NORM = "LayerNorm(8)"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.errors import EvenerError
 from evener.runtime.checkpoints.folder import newest_good
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.save_rule import Rule
 from tests.faults.test_lost_devices import NAMES, request_for, signalled, split
 

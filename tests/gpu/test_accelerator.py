@@ -12,7 +12,7 @@ from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.probing import devices_here, host_name
 from evener.session.ask import fleet_here
 from evener.session.exactness.verify import verify
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 from tests.local.device.checks import CHECKS
 

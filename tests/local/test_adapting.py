@@ -12,7 +12,7 @@ from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.session.conclude import Outcome
 from evener.session.keep import PARAMETER_FILE
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 SCRIPT = """

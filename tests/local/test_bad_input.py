@@ -12,7 +12,7 @@ import pytest
 from evener import errors
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 DEVICES = ("lab/a", "lab/b")

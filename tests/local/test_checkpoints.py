@@ -11,7 +11,7 @@ from torch import Tensor
 from evener.core.plan import Plan
 from evener.errors import StateError, UsageError
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in, newest_good
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from tests.local.checkpoint_jobs import FOUR, ONE, THREE, TWO, D, losses, plan_of, request_for
 from tests.local.plans import stage
 

@@ -21,7 +21,7 @@ from evener.runtime.checkpoints.folder import checkpoints_in
 from evener.session.conclude import Outcome
 from evener.session.exactness.verify import verify
 from evener.session.keep import PARAMETER_FILE
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 from evener.session.save_rule import Keep, rule_of
 from tests.reference import relative_error

@@ -13,7 +13,7 @@ from evener import errors
 from evener.core.files import decode, encode
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 from tests.local.test_bad_input import error_of
 

@@ -14,7 +14,7 @@ from evener.core.plan import Plan
 from evener.runtime.cutting import cut, layer_names
 from evener.session.exactness.verify import Exactness, verify
 from evener.session.keep import PARAMETER_FILE, first_gradients
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.recipe import load_recipe
 from evener.session.request import Request
 from tests.local import plans

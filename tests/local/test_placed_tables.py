@@ -18,7 +18,7 @@ from evener.runtime.checkpoints.folder import checkpoints_in
 from evener.runtime.tables.rows import initial_rows
 from evener.session.drop_in.checkpoints import load_checkpoint
 from evener.session.exactness.verify import verify
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.recipe import load_recipe
 from evener.session.request import Request
 from evener.session.save_rule import Keep, rule_of

@@ -11,7 +11,7 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import ScheduleError, UsageError
 from evener.session.exactness.verify import Exactness, verify
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 from tests.local.plans import plan_of, stage
 

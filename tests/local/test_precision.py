@@ -13,7 +13,7 @@ from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.report.metrics import read_metrics
 from evener.session.exactness.verify import verify
 from evener.session.keep import first_gradients
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 A, B = "lab/a", "lab/b"

@@ -13,7 +13,7 @@ from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.report.page.files import read_run
 from evener.report.profiled import DeviceProfile, is_action, read_profiled, use
 from evener.serving.watching import watching
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 A, B = "lab/a", "lab/b"

@@ -12,7 +12,7 @@ import pytest
 from evener.core.figures import Figure, line
 from evener.core.files import write
 from evener.core.fleet import Device, Fleet, Link
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 from tests.local.namespaces import needs_root
 

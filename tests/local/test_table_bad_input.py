@@ -19,7 +19,7 @@ from evener.runtime.tables.optimizers import TableAdam
 from evener.runtime.tables.table import Part, Table
 from evener.runtime.tables.tiered import TieredRows
 from evener.session.exactness.verify import verify
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 from evener.session.save_rule import Keep, rule_of
 from tests.local.device.test_job import fleet

@@ -13,7 +13,7 @@ from evener.errors import EvenerError
 from evener.report.metrics import read_metrics
 from evener.session.exactness.verify import verify
 from evener.session.keep import PARAMETER_FILE
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 from evener.session.save_rule import Keep, rule_of
 

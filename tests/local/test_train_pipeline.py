@@ -7,7 +7,7 @@ import pytest
 from evener.core.figures import Figure, line
 from evener.core.fleet import Device, Fleet, Link
 from evener.errors import NoPlanFitsError
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.request import Request
 
 SCRIPT = """

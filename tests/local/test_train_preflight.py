@@ -33,7 +33,7 @@ def train_here(folder, fleet, preflight):
     """One process of the job, as torchrun starts it; prints the steps and the interface it took."""
     from evener.errors import EvenerError
     from evener.session.ask import request_for
-    from evener.session.run import run
+    from evener.session.launching.launch import run
 
     request = request_for(
         folder / "script.py",

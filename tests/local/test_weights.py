@@ -13,7 +13,7 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan
 from evener.errors import FileError
 from evener.session.keep import PARAMETER_FILE
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Request
 from tests.local.plans import stage

@@ -112,8 +112,8 @@ def train(
     from evener.core.faults import parse_faults
     from evener.serving.watching import watching
     from evener.session.ask import request_for
+    from evener.session.launching.launch import run
     from evener.session.meeting import world_size_here
-    from evener.session.run import run
     from evener.session.save_rule import Keep, rule_of
 
     _only_one("--steps", steps, "--epochs", epochs)
@@ -197,7 +197,7 @@ def _join(
 ) -> Any:
     """One device of this host in a job that runs already."""
     from evener.session.ask import fleet_of
-    from evener.session.visit import visit
+    from evener.session.launching.visit import visit
 
     if token_file is None:
         raise UsageError("--join needs the job's token", remedy="--token-file RUN/join-token")

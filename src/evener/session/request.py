@@ -49,7 +49,7 @@ class Request(Value, frozen=True, kw_only=True):
     sees. With `elastic` the job goes on when a device is lost; before each `snapshot_every`-th step devices
     copy what only one of them holds (0: never). Those of `later` join in mid-run, others at `open_at`.
     `place` has places of tables that go before the recipe's. With `real_links` each host of a rehearsal is a
-    network namespace of its own, see `session/grounds.py`.
+    network namespace of its own, see `session/launching/grounds.py`.
     """
 
     fleet: Fleet

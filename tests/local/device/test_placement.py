@@ -8,7 +8,7 @@ import torch
 from evener.core.catalogue import FleetFile, FleetLine, Scale, resolved
 from evener.core.fleet import Device, Fleet
 from evener.errors import ModelError
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.recipe import load_recipe
 from evener.session.request import Request
 

@@ -11,7 +11,7 @@ from evener.core.fleet import Device, Fleet, Rehearsed
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.errors import NoPlanFitsError
 from evener.session.exactness.verify import verify
-from evener.session.launch import launch
+from evener.session.launching.launch import launch
 from evener.session.recipe import load_recipe
 from evener.session.request import Request
 from tests.architecture.source import ROOT

@@ -19,10 +19,10 @@ from evener.session.keep import (
     drop_first_gradients,
     first_gradients,
 )
+from evener.session.launching.launch import run
 from evener.session.precision import lower_precision
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Request
-from evener.session.run import run
 
 DTYPES: tuple[Literal["float32", "float64"], ...] = ("float32", "float64")
 FLOAT32_BOUND, FLOAT64_BOUND, PARAMETER_BOUND = 1e-6, 1e-12, 1e-10

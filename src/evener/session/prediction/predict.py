@@ -8,7 +8,7 @@ from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.session.ask import fleet_here
-from evener.session.launch import launch_for
+from evener.session.launching.launch import launch_for
 from evener.session.meeting import is_launched, open_meeting, world_size_here
 from evener.session.prediction.process import Predicted, Predictions, predict_to_file, predict_with
 from evener.session.recipe import Recipe

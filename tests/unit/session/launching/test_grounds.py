@@ -5,8 +5,8 @@ import pytest
 from evener.core.figures import line
 from evener.core.fleet import Device, Fleet, Link
 from evener.errors import EnvironmentBrokenError, UsageError
-from evener.session import grounds
-from evener.session.grounds import check_real_links, grounds_of
+from evener.session.launching import grounds
+from evener.session.launching.grounds import check_real_links, grounds_of
 from evener.session.request import Request
 
 FLEET = Fleet(

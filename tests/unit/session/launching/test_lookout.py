@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import psutil
 
-from evener.session.lookout import QUIET_S, Lookout
+from evener.session.launching.lookout import QUIET_S, Lookout
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Starts one process per device on this host, watches them, and ends them all when one fails.
+"""Runs a request: one process per device on this host, watched, and all ended when one fails.
 
 The parent hosts the store in which the processes meet; children come from a forkserver that has torch loaded.
 """
@@ -24,14 +24,16 @@ from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.rehearsal.namespaces import enter
 from evener.session.address import choose_interface
 from evener.session.conclude import Outcome
-from evener.session.grounds import Grounds, grounds_of
-from evener.session.lookout import Lookout
-from evener.session.meeting import FINISHED, HOW_TO_JOIN, OUTCOME, open_meeting, read_failure
+from evener.session.launching.grounds import Grounds, grounds_of
+from evener.session.launching.lookout import Lookout
+from evener.session.meeting import FINISHED, HOW_TO_JOIN, OUTCOME, is_launched, open_meeting, read_failure
 from evener.session.members.door import TOKEN_FILE, Door, Welcome, new_token
 from evener.session.members.joiner import meeting_at
 from evener.session.members.pulse import GONE, pulse_key
 from evener.session.members.wishes import leave_on_sigterm
+from evener.session.recipe import Recipe
 from evener.session.request import Request, at_start, claimed, folder_at, may_change_devices
+from evener.session.worker import guarded_work, join
 
 T = TypeVar("T")
 LOOK_S = 5.0
@@ -43,6 +45,18 @@ _ENDED_BY = {
 }
 # torch loads its compiler at the first step of an optimiser: once in the server, not once a process.
 PRELOADED = ["evener.session.worker", "torch._dynamo"]
+
+
+def run(request: Request) -> Outcome | None:
+    """The outcome of `request`; None on the processes of a torchrun job that do not lead."""
+    if is_launched():
+        return guarded_work(request, open_meeting())
+    return launch(request)
+
+
+def run_here(request: Request, recipe: Recipe) -> Outcome | None:
+    """Run with a recipe object, in this process alone or as one of torchrun's."""
+    return guarded_work(request, open_meeting(), recipe)
 
 
 def launch(request: Request) -> Outcome:
@@ -118,7 +132,6 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
     mp.set_start_method(None, force=True)  # data loader workers start as they do in any script
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
     from evener.session.prediction.process import predict_to_file
-    from evener.session.worker import guarded_work, join
 
     request = decode(request_json, Request, "the request")
     number, starting = int(environment["RANK"]), len(request.fleet.devices)

@@ -7,7 +7,7 @@ import pytest
 
 from evener.core.fleet import Device, Fleet
 from evener.errors import PeerLostError
-from evener.session.launch import _again, _why
+from evener.session.launching.launch import _again, _why
 from evener.session.request import Request
 from evener.session.save_rule import Keep, rule_of
 

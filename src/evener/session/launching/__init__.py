@@ -1,0 +1,1 @@
+"""Where the processes of a job come from, one for each device, and who looks after them."""
