@@ -37,7 +37,7 @@ from evener.cost.exchange import choose_way, ways_of  # noqa: E402
 from evener.policy.trials import trials_of  # noqa: E402
 from evener.runtime.wire import GroupWire  # noqa: E402
 from evener.runtime.wires.open import open_grouped  # noqa: E402
-from evener.session.trials import with_tried_sums  # noqa: E402
+from evener.session.planning.trials import with_tried_sums  # noqa: E402
 from tests.local.namespaces import Network  # noqa: E402
 
 BUFFER_BYTES = 20 * 10**6

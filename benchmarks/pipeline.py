@@ -23,7 +23,7 @@ from evener.core.fleet import Device, Fleet, Link
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.probing.identity import host_name
-from evener.session.measure import profile_recipe
+from evener.session.planning.measure import profile_recipe
 
 DEEP = Path(__file__).resolve().parent / "deep_text.py"
 BATCH = 16  # of benchmarks/deep_text.py

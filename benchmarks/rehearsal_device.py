@@ -229,7 +229,7 @@ def small_card(fleet_bytes: float) -> Fleet:
 
 def largest(rank: int, world_size: int, rounds: int) -> dict[str, float]:
     """(allowed by the planner without a margin, really fitting) micro-batches of a language model."""
-    from evener.session.measure import micro_batch_grid, profile_here
+    from evener.session.planning.measure import micro_batch_grid, profile_here
     from evener.session.site import open_site
 
     fleet = small_card(24e6)

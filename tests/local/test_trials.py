@@ -13,7 +13,7 @@ from evener.cost.exchange import ways_of
 from evener.policy.trials import trials_of
 from evener.runtime.wire import GroupWire
 from evener.session.launching.launch import launch
-from evener.session.trials import with_tried_sums
+from evener.session.planning.trials import with_tried_sums
 from tests.faults.test_lost_devices import error_of, request_for, split
 from tests.local.pool import Pool
 

@@ -45,7 +45,7 @@ def profile(
     from evener.core.catalogue import read_fleet
     from evener.core.files import write
     from evener.session.ask import alike_by_kind
-    from evener.session.measure import profile_recipe
+    from evener.session.planning.measure import profile_recipe
 
     if fleet and rehearse:
         raise UsageError(

@@ -17,9 +17,9 @@ from evener.planner.result import PlanResult
 from evener.policy.adapt import Situation, believing, decide_layers, slowed_by
 from evener.policy.shares import for_stealing
 from evener.session.adapting import situation_of
-from evener.session.decide import samples_to_train, with_inexact
 from evener.session.members.changes import Changes
 from evener.session.members.member import Generation, Member
+from evener.session.planning.decide import samples_to_train, with_inexact
 
 Propose = Callable[[Plan, str], None]
 

@@ -14,7 +14,6 @@ from evener.runtime.replicas import checksums, collect
 from evener.session.adapting import adapter_of
 from evener.session.checkpointing import Checkpointing
 from evener.session.conclude import Journal, Outcome
-from evener.session.decide import samples_to_train
 from evener.session.heldout import evaluate_heldout
 from evener.session.keep import keep_first_gradient, save_parameters
 from evener.session.meeting import Meeting
@@ -22,6 +21,7 @@ from evener.session.members.changes import changes_of
 from evener.session.members.copying import Copying
 from evener.session.members.member import Generation, Member
 from evener.session.moving import mover_of
+from evener.session.planning.decide import samples_to_train
 from evener.session.profiled import write_profiled
 from evener.session.relieving import priced
 from evener.session.scripted import begin_script, scripted

@@ -15,7 +15,6 @@ from evener.core.membership import Turn
 from evener.core.tell import tell
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.runtime.replicas import spread_state
-from evener.session.beside import beside_accelerators
 from evener.session.conclude import Journal, Outcome
 from evener.session.fewer import NOT_ELASTIC, parting_ways
 from evener.session.meeting import FINISHED, FOREVER, HOW_TO_JOIN, OUTCOME, Failure, Meeting, is_launched
@@ -25,10 +24,11 @@ from evener.session.members.member import Belongings, Generation, Member
 from evener.session.members.pulse import SILENT_S, Pulse
 from evener.session.members.turnover import next_turn, tear_down
 from evener.session.owning import NOT_ELASTIC as PARTS_NOT_ELASTIC
-from evener.session.pace import too_fast
-from evener.session.placing import settled
-from evener.session.preflight import look_over
-from evener.session.prepare import agreed_plan, prepared
+from evener.session.planning.agreed import agreed_plan, prepared
+from evener.session.planning.beside import beside_accelerators
+from evener.session.planning.pace import too_fast
+from evener.session.planning.placing import settled
+from evener.session.planning.preflight import look_over
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Later, Request, may_hold_parts
 from evener.session.site import open_site, site_of

@@ -17,7 +17,7 @@ from evener.cost.evaluate import CostModel, evaluate
 from evener.session.exactness.verify import verify
 from evener.session.keep import first_gradients
 from evener.session.launching.launch import launch
-from evener.session.measure import profile_recipe
+from evener.session.planning.measure import profile_recipe
 from evener.session.request import Request
 from evener.session.save_rule import Rule
 

@@ -34,7 +34,9 @@ def asked(monkeypatch):
         asked.update(given, script=script)
         return MEASURED
 
-    monkeypatch.setitem(sys.modules, "evener.session.measure", SimpleNamespace(profile_recipe=profile_recipe))
+    monkeypatch.setitem(
+        sys.modules, "evener.session.planning.measure", SimpleNamespace(profile_recipe=profile_recipe)
+    )
     return asked
 
 

@@ -9,10 +9,10 @@ from evener.cli.main import main
 from evener.cli.verify import conditions_of
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.session.decide import DROPOUT
 from evener.session.exactness import verify as exactness
 from evener.session.exactness.reference import DROPOUT_OFF, reference
 from evener.session.exactness.verify import Exactness
+from evener.session.planning.decide import DROPOUT
 from evener.session.recipe import load_recipe
 from evener.session.request import Request
 

@@ -11,7 +11,7 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage, TablePlacement
 from evener.errors import FileError, UsageError
 from evener.session.ask import request_for
-from evener.session.decide import samples_to_train
+from evener.session.planning.decide import samples_to_train
 from evener.session.request import Request, may_change_devices, new_run_dir
 
 ONE = Fleet(devices=(Device(name="lab/a", kind="cpu"),))

@@ -12,7 +12,6 @@ from evener.core.plan import Plan
 from evener.errors import NonFiniteError
 from evener.report.metrics import read_metrics
 from evener.runtime.compression.codec import codec_of
-from evener.session.decide import fewer_of
 from evener.session.exactness.reference import at_once, by_hosts, distance, merged, part_of_way, reference
 from evener.session.keep import (
     PARAMETER_FILE,
@@ -20,6 +19,7 @@ from evener.session.keep import (
     first_gradients,
 )
 from evener.session.launching.launch import run
+from evener.session.planning.decide import fewer_of
 from evener.session.precision import lower_precision
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Request

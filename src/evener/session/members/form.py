@@ -12,7 +12,6 @@ from evener.policy.settle import moves
 from evener.runtime.ranks import PATIENCE, Ranks
 from evener.runtime.replicas import spread_state
 from evener.session.alike import check_alike
-from evener.session.decide import samples_to_train
 from evener.session.keep import saved_tensors
 from evener.session.keeping import Keeping
 from evener.session.layout import lay_out
@@ -21,6 +20,7 @@ from evener.session.members.handover import hand_over
 from evener.session.members.member import Generation, Member
 from evener.session.members.pulse import SILENT_S
 from evener.session.members.rows import move_rows
+from evener.session.planning.decide import samples_to_train
 from evener.session.profiled import StepProfiler
 from evener.session.resume import take_up
 from evener.session.site import backend_of

@@ -12,7 +12,6 @@ from evener.core.fleet import Device, Link
 from evener.core.membership import Turn
 from evener.core.words import counted
 from evener.errors import EnvironmentBrokenError, RefusedError
-from evener.session.measure import micro_batch_grid, profile_here
 from evener.session.meeting import FINISHED, POLL_S, Meeting
 from evener.session.members.form import room_of
 from evener.session.members.identity import identity_of
@@ -20,6 +19,7 @@ from evener.session.members.member import Generation, Member
 from evener.session.members.pulse import begun_key
 from evener.session.members.turnover import Planned, next_turn
 from evener.session.members.wishes import Answer, Wish, make_wish
+from evener.session.planning.measure import micro_batch_grid, profile_here
 
 STORE_TIMEOUT = timedelta(seconds=20)
 TRIES = 5

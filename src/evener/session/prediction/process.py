@@ -19,9 +19,9 @@ from evener.runtime.replicas import spread_state
 from evener.session.heldout import Heldout, mean_of, pass_over
 from evener.session.layout import lay_out
 from evener.session.meeting import OUTCOME, Meeting
-from evener.session.placing import Placing, settled
+from evener.session.planning.agreed import agreed_plan, prepared
+from evener.session.planning.placing import Placing, settled
 from evener.session.prediction.outputs import Keeper, gathered, write_outputs
-from evener.session.prepare import agreed_plan, prepared
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Prediction, Request
 from evener.session.site import Site, backend_of, site_of

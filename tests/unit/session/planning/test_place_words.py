@@ -7,7 +7,7 @@ import pytest
 
 from evener.core.fleet import Device, Fleet
 from evener.errors import FileError, UnknownNameError, UsageError
-from evener.session.place_words import check_place, make_folders
+from evener.session.planning.place_words import check_place, make_folders
 
 FLEET = Fleet(devices=(Device(name="lab/a", kind="k"), Device(name="lab/b", kind="k")))
 

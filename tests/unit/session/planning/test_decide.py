@@ -10,8 +10,8 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.profile import Profile
 from evener.errors import DataError, PlanMismatchError
-from evener.session.decide import check_plan, choose_plan
-from evener.session.measure import profile_together
+from evener.session.planning.decide import check_plan, choose_plan
+from evener.session.planning.measure import profile_together
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 from tests.unit.planner.small import linear_profile

@@ -23,9 +23,9 @@ from evener.profiling.memory import give_back, is_out_of_memory, start_peak
 from evener.rehearsal.pacer import Roomy
 from evener.runtime.dropout import dropout_keys
 from evener.runtime.problem import to_device
-from evener.session.beside_steps import BesideSteps
-from evener.session.decide import check_dataset
 from evener.session.meeting import Meeting
+from evener.session.planning.beside_steps import BesideSteps
+from evener.session.planning.decide import check_dataset
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 from evener.session.site import Site, open_site

@@ -7,7 +7,7 @@ from torch import nn
 from evener.core.fleet import Device
 from evener.errors import OutOfMemoryError
 from evener.runtime.hardware import HardwareDriver
-from evener.session.measure import profile_here
+from evener.session.planning.measure import profile_here
 from evener.session.recipe import Recipe
 from evener.session.site import Site
 

@@ -11,7 +11,7 @@ from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.profile import Layer, Profile, Timing
-from evener.session.beside import beside_accelerators
+from evener.session.planning.beside import beside_accelerators
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 

@@ -20,7 +20,7 @@ from evener.planner.tables import CPU, DENSE, DEVICE, no_device_holds, place_tab
 from evener.probing.rates import rows_rate
 from evener.runtime.tables.layer import TableLayer, place_table, put_back, table_layers
 from evener.session.meeting import Meeting
-from evener.session.place_words import AUTO, check_place
+from evener.session.planning.place_words import AUTO, check_place
 from evener.session.recipe import ALL_TABLES, LOSS_PLACE, Recipe
 from evener.session.request import Request
 from evener.session.tables import ids_found, optimizer_of, placements, table_names
