@@ -27,7 +27,7 @@ from evener.cost.memory import model_bytes, stage_memory
 from evener.profiling import profile_model
 from evener.runtime.hardware import HardwareDriver
 from evener.runtime.ranks import Ranks
-from evener.session.layout import lay_out
+from evener.session.layout.lay_out import lay_out
 from evener.session.meeting import Meeting
 from evener.session.site import open_site
 from evener.session.steps import Steps

@@ -22,7 +22,7 @@ from evener.core.order import epoch_order
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.runtime.cutting import legal_cuts
 from evener.runtime.ranks import Ranks
-from evener.session.layout import lay_out
+from evener.session.layout.lay_out import lay_out
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.site import open_site

@@ -36,8 +36,8 @@ from evener.runtime.tables.layer import place_table, table_layers
 from evener.runtime.tables.optimizers import TableAdam, TableOptimizer, TableSGD
 from evener.runtime.tables.transfers import Lanes, Outgoing
 from evener.runtime.wire import SoloWire
+from evener.session.layout.tables import JobTables
 from evener.session.site import open_site
-from evener.session.tables import JobTables
 
 Kind = Literal["asked for", "ahead", "no time"]
 KINDS: tuple[Kind, ...] = ("asked for", "ahead", "no time")

@@ -18,7 +18,7 @@ from evener.runtime.batchnorm import replace_batchnorm
 from evener.runtime.dropout import dropout_keys, replace_dropout
 from evener.runtime.ranks import Ranks
 from evener.session.exactness.reference import merged_waves, micro_batches
-from evener.session.layout import lay_out
+from evener.session.layout.lay_out import lay_out
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.site import open_site

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from evener.runtime.checkpoints.folder import Checkpoint
 from evener.runtime.state import export_state
-from evener.session.fewer import Meetings
+from evener.session.layout.fewer import Meetings
 
 APART, OUTER = "apart", "outer"
 

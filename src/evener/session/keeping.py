@@ -15,7 +15,7 @@ from evener.core.words import in_bytes
 from evener.policy.rest import worth_copying
 from evener.runtime.executor import Executor
 from evener.runtime.kept import Kept, RangeOf
-from evener.session.layout import Layout
+from evener.session.layout.lay_out import Layout
 from evener.session.site import Site, backend_of
 
 LEAST_FREE = 4

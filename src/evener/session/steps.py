@@ -23,15 +23,15 @@ from evener.runtime.replicas import average_buffers
 from evener.runtime.scaling import LossScale
 from evener.session.adapting import Adapter
 from evener.session.feed import Feed, Samples
-from evener.session.fewer import Meetings, record_of
 from evener.session.keeping import Keeping
-from evener.session.layout import Layout
+from evener.session.layout.fewer import Meetings, record_of
+from evener.session.layout.lay_out import Layout
+from evener.session.layout.precision import needs_loss_scale
+from evener.session.layout.scopes import Scopes
 from evener.session.playbook import Playbook
-from evener.session.precision import needs_loss_scale
 from evener.session.profiled import StepProfiler
 from evener.session.recipe import Recipe
 from evener.session.relieving import Relieve, unpriced
-from evener.session.scopes import Scopes
 from evener.session.scripted import Scripted
 from evener.session.site import Site
 from evener.session.stealing import Stealing

@@ -13,7 +13,7 @@ from evener.runtime.executor import StepResult
 from evener.runtime.holding import Alone
 from evener.runtime.kept import Kept
 from evener.session.feed import Samples
-from evener.session.layout import Layout
+from evener.session.layout.lay_out import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ from evener.runtime.tables.table import Part
 from evener.runtime.tables.tiered import TieredRows
 from evener.runtime.wire import SoloWire
 from evener.session.exactness.verify import verify
+from evener.session.layout.tables import JobTables
 from evener.session.request import Request
-from evener.session.tables import JobTables
 from tests.local import tables as cases
 from tests.local.device.opening import card_of
 from tests.local.device.test_job import fleet

@@ -8,7 +8,7 @@ import pytest
 
 from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Totals
 from evener.session.heldout import Heldout, evaluate_heldout, mean_of
-from evener.session.tables import JobTables
+from evener.session.layout.tables import JobTables
 
 TOTALS = Totals(
     loss_sum=6.0,

@@ -21,8 +21,8 @@ from evener.session.keep import (
     GRADIENT_FILE,
     load_weights,
 )
+from evener.session.layout.precision import precision_parts
 from evener.session.planning.decide import DROPOUT, inexact_parts, samples_to_train
-from evener.session.precision import precision_parts
 from evener.session.recipe import Recipe, in_dtype, load_recipe, with_keys, without_dropout
 from evener.session.request import Request
 

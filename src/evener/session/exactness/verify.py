@@ -19,8 +19,8 @@ from evener.session.keep import (
     first_gradients,
 )
 from evener.session.launching.launch import run
+from evener.session.layout.precision import lower_precision
 from evener.session.planning.decide import fewer_of
-from evener.session.precision import lower_precision
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Request
 

@@ -11,10 +11,12 @@ from evener.core.figures import Value
 from evener.policy.settle import moves
 from evener.runtime.ranks import PATIENCE, Ranks
 from evener.runtime.replicas import spread_state
-from evener.session.alike import check_alike
 from evener.session.keep import saved_tensors
 from evener.session.keeping import Keeping
-from evener.session.layout import lay_out
+from evener.session.layout.alike import check_alike
+from evener.session.layout.lay_out import lay_out
+from evener.session.layout.sums import link_watch
+from evener.session.layout.tables import tables_of
 from evener.session.meeting import REGROUP_TIMEOUT
 from evener.session.members.handover import hand_over
 from evener.session.members.member import Generation, Member
@@ -26,8 +28,6 @@ from evener.session.resume import take_up
 from evener.session.site import backend_of
 from evener.session.state import held_tensors, holders_of
 from evener.session.steps import Steps
-from evener.session.sums import link_watch
-from evener.session.tables import tables_of
 from evener.session.timetable import agreed_schedules, step_sizes
 from evener.session.unfinished import unfinished
 

@@ -13,11 +13,11 @@ from evener.errors import PeerLostError, StateLostError
 from evener.policy.rest import rest_of
 from evener.policy.settle import Settlement, settle
 from evener.policy.table_rows import rows_given, rows_kept
+from evener.session.layout.tables import residence_of, tables_of
 from evener.session.members.form import room_of
 from evener.session.members.member import Generation, Member
 from evener.session.members.plans import next_plan
 from evener.session.members.roll import Members, begin, call_roll
-from evener.session.tables import residence_of, tables_of
 
 MOST_ROLLS = 8
 

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from evener.core.fleet import Device
 from evener.planner.host_cpu import threads_left
+from evener.session.layout.tables import table_names
 from evener.session.recipe import Recipe
 from evener.session.request import Request
-from evener.session.tables import table_names
 
 _THREADS = re.compile(r" \(\d+ threads?\)")
 

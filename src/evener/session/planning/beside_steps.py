@@ -13,8 +13,8 @@ from evener.core.buckets import fill_buckets
 from evener.runtime.tables.ahead import Lookahead
 from evener.runtime.tables.layer import table_layers
 from evener.runtime.tables.transfers import Lanes
+from evener.session.layout.tables import ids_found
 from evener.session.recipe import Recipe
-from evener.session.tables import ids_found
 
 
 class BesideSteps:

@@ -19,11 +19,11 @@ from evener.policy.shares import for_stealing
 from evener.runtime.batchnorm import WaveBatchNorm
 from evener.runtime.dropout import unkeyed_randomness
 from evener.runtime.problem import to_device
-from evener.session.precision import precision_parts
+from evener.session.layout.precision import precision_parts
+from evener.session.layout.tables import table_names
 from evener.session.recipe import Recipe, dropout_names
 from evener.session.request import Request
 from evener.session.stealing import check_stealing, stolen_parts
-from evener.session.tables import table_names
 
 _FEW = 3  # samples that show what draws random numbers
 POOLED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, WaveBatchNorm)

@@ -19,11 +19,11 @@ from evener.errors import ModelError, NoPlanFitsError
 from evener.planner.tables import CPU, DENSE, DEVICE, no_device_holds, place_tables, table_sites
 from evener.probing.rates import rows_rate
 from evener.runtime.tables.layer import TableLayer, place_table, put_back, table_layers
+from evener.session.layout.tables import ids_found, optimizer_of, placements, table_names
 from evener.session.meeting import Meeting
 from evener.session.planning.place_words import AUTO, check_place
 from evener.session.recipe import ALL_TABLES, LOSS_PLACE, Recipe
 from evener.session.request import Request
-from evener.session.tables import ids_found, optimizer_of, placements, table_names
 
 MODEL_COPIES = 4  # parameters, gradients and two moments: what a device keeps of the rest of a model
 MOST_READ = 4096  # samples that are read to see how many ids of a step are different

@@ -11,11 +11,11 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Prediction, Share, Stage
 from evener.errors import FileError, NoPlanFitsError, UnknownNameError, UsageError
 from evener.runtime.tables.layer import TableLayer, table_layers
+from evener.session.layout.tables import table_names
 from evener.session.planning.agreed import prepared
 from evener.session.planning.placing import settled, with_places
 from evener.session.recipe import Recipe
 from evener.session.request import Request
-from evener.session.tables import table_names
 
 MIB = 2**20
 

@@ -27,9 +27,9 @@ from evener.rehearsal.real_hosts import inside_hosts
 from evener.runtime.owning.means import Means
 from evener.runtime.owning.owned import Owned
 from evener.runtime.owning.post import GroupPost
+from evener.session.layout.seat import Seat
 from evener.session.recipe import Recipe
 from evener.session.request import Request
-from evener.session.seat import Seat
 
 NOT_ELASTIC = "state is held in parts: the job ends when a device is lost, and none may join"
 ORDER = "1f1b"

@@ -25,11 +25,11 @@ from evener.runtime.outer.late import Late
 from evener.runtime.outer.local import Group, LocalSteps
 from evener.runtime.ranks import Ranks
 from evener.runtime.tally import Totals
-from evener.session.precision import needs_loss_scale
+from evener.session.layout.precision import needs_loss_scale
+from evener.session.layout.seat import Seat
+from evener.session.layout.tables import table_names
 from evener.session.recipe import Recipe
 from evener.session.request import Request
-from evener.session.seat import Seat
-from evener.session.tables import table_names
 
 NOT_ELASTIC = (
     "hosts take steps by themselves ({}): the job ends when a device is lost, and none may join, as their "

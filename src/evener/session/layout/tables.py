@@ -32,8 +32,8 @@ from evener.runtime.tables.sums import TableSums
 from evener.runtime.tables.table import Part, Table
 from evener.runtime.tables.tiered import TieredRows
 from evener.runtime.tables.transfers import Lanes
+from evener.session.layout.seat import Seat
 from evener.session.recipe import ALL_TABLES, LOSS_PLACE, Recipe
-from evener.session.seat import Seat
 from evener.session.site import Site
 
 TIERED = "tiered"

@@ -13,7 +13,7 @@ from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import LeftOut, Ownership, Pipeline, Plan, Share, Stage
 from evener.errors import PlanMismatchError, UsageError
-from evener.session.owning import check_owned, with_owners
+from evener.session.layout.owning import check_owned, with_owners
 from evener.session.request import Request, may_hold_parts
 
 MIB = 2.0**20

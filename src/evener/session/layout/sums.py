@@ -12,7 +12,7 @@ from evener.core.seams import Wire
 from evener.policy.slow_links import LinkWatch
 from evener.runtime.wires.grouped import GroupedWire
 from evener.runtime.wires.open import open_grouped
-from evener.session.seat import Seat
+from evener.session.layout.seat import Seat
 
 _APART = 1_000_003  # seeds of one set's rounding from those of the next
 

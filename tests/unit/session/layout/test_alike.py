@@ -9,7 +9,7 @@ from torch import nn
 
 from evener.errors import ReductionMismatchError
 from evener.runtime.ranks import Ranks
-from evener.session.alike import check_alike
+from evener.session.layout.alike import check_alike
 from evener.session.meeting import Meeting
 
 NAMES = ("a/0", "a/1", "b/0")

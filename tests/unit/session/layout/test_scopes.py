@@ -2,7 +2,7 @@
 
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.routes import Routes
-from evener.session.scopes import wave_holders, wave_members
+from evener.session.layout.scopes import wave_holders, wave_members
 
 A, B, C = "lab/a", "lab/b", "lab/c"
 

@@ -21,16 +21,16 @@ from evener.runtime.owning.owned import Owned
 from evener.runtime.parts import Part
 from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import reducers_for, segments_of
-from evener.session.fewer import Apart, open_apart
+from evener.session.layout.fewer import Apart, open_apart
+from evener.session.layout.owning import open_owned, told
+from evener.session.layout.residences import homes_of, housed
+from evener.session.layout.scopes import Connect
+from evener.session.layout.seat import Seat
+from evener.session.layout.sums import gradient_wires
+from evener.session.layout.tables import JobTables, open_tables
 from evener.session.meeting import Meeting
-from evener.session.owning import open_owned, told
 from evener.session.recipe import Recipe
-from evener.session.residences import homes_of, housed
-from evener.session.scopes import Connect
-from evener.session.seat import Seat
 from evener.session.site import Site
-from evener.session.sums import gradient_wires
-from evener.session.tables import JobTables, open_tables
 
 _TRACED_SAMPLES = 3  # of the micro-batch that a model is traced with: odd, so that it matches no other size
 

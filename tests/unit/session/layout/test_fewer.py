@@ -3,7 +3,7 @@
 import pytest
 
 from evener.core.fewer import Fewer
-from evener.session.fewer import shorter_than_a_round
+from evener.session.layout.fewer import shorter_than_a_round
 
 
 @pytest.mark.parametrize(("steps", "told"), [(3, True), (15, True), (16, False), (40, False)])
