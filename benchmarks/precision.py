@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.common import TEXT, Bar, finish, fleet_named, parser, say
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.session.conclude import Outcome
+from evener.session.journal import Outcome
 from evener.session.launching.launch import launch
 from evener.session.request import Request
 

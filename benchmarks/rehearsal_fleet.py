@@ -33,7 +33,7 @@ from evener.cost.memory import stage_memory
 from evener.errors import EvenerError
 from evener.planner.groups import usable_bytes
 from evener.report.metrics import read_metrics
-from evener.session.conclude import Outcome
+from evener.session.journal import Outcome
 from evener.session.launching.launch import launch
 from evener.session.request import Request
 

@@ -34,7 +34,7 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Plan
 from evener.errors import EvenerError
 from evener.report.metrics import read_metrics
-from evener.session.conclude import Outcome
+from evener.session.journal import Outcome
 from evener.session.launching.launch import launch
 from evener.session.request import Request, folder_at
 

@@ -8,8 +8,8 @@ from typing import Any
 
 _HOME = {
     "Recipe": "evener.session.recipe",
-    "train": "evener.session.loop",
-    "predict": "evener.session.prediction.predict",
+    "train": "evener.session.train",
+    "predict": "evener.session.predict",
     "load_weights": "evener.session.keep",
     "load_checkpoint": "evener.session.drop_in.checkpoints",
     "save_checkpoint": "evener.session.drop_in.checkpoints",

@@ -20,7 +20,7 @@ from evener.core.order import epoch_order
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.report.metrics import read_metrics
-from evener.session.conclude import Outcome
+from evener.session.journal import Outcome
 from evener.session.launching.launch import launch
 from evener.session.members.door import TOKEN_FILE
 from evener.session.request import Request

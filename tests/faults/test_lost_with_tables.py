@@ -12,7 +12,7 @@ from torch import nn
 from evener.core.order import epoch_order
 from evener.core.plan import Plan
 from evener.errors import EvenerError
-from evener.session.conclude import Outcome
+from evener.session.journal import Outcome
 from evener.session.launching.launch import launch
 from evener.session.request import Request
 from tests.faults import test_lost_devices as plain

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from evener.report.metrics import read_metrics
-from evener.session.conclude import Outcome
+from evener.session.journal import Outcome
 from tests.faults.test_lost_devices import SCRIPT, error_of
 
 

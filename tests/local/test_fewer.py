@@ -18,8 +18,8 @@ from evener.core.plan import Pipeline, Plan, Reduction, Share, Stage
 from evener.core.split import apportion
 from evener.errors import EvenerError, NonFiniteError, PlanMismatchError, UsageError
 from evener.runtime.checkpoints.folder import checkpoints_in
-from evener.session.conclude import Outcome
 from evener.session.exactness.verify import verify
+from evener.session.journal import Outcome
 from evener.session.keep import PARAMETER_FILE
 from evener.session.launching.launch import launch
 from evener.session.request import Request

@@ -8,7 +8,7 @@ import pytest
 from evener.core.files import read
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
-from evener.session.conclude import Outcome
+from evener.session.journal import Outcome
 from evener.session.launching.launch import launch
 from evener.session.request import Request
 from tests.architecture.source import ROOT

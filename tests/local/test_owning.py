@@ -18,7 +18,7 @@ from evener.runtime.checkpoints.saving import Part, complete, write_part
 from evener.runtime.owning.post import GroupPost
 from evener.runtime.owning.state import export_owned, import_owned
 from evener.runtime.wire import GroupWire, SoloWire
-from evener.session.members.sockets import shut_sockets
+from evener.session.sockets import shut_sockets
 from tests.local.pool import Pool
 from tests.owning import Device, Job, on_one
 from tests.reference import relative_error

@@ -12,7 +12,7 @@ from evener.core.exchange import exchange_of
 from evener.core.plan import Reduction
 from evener.errors import PeerLostError
 from evener.runtime.wires.open import open_grouped
-from evener.session.members.sockets import GroupSockets
+from evener.session.sockets import GroupSockets
 from tests.local.pool import Pool
 
 NAMES = ("a/0", "a/1", "b/0", "b/1")

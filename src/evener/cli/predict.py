@@ -35,8 +35,8 @@ def predict(
     import tempfile
 
     from evener.session.ask import request_for
+    from evener.session.predict import run_prediction
     from evener.session.prediction.outputs import check_out
-    from evener.session.prediction.predict import run_prediction
     from evener.session.request import Prediction
 
     check_out(out)

@@ -20,7 +20,7 @@ from evener.core.figures import Value
 from evener.core.files import decode, encode
 from evener.errors import EnvironmentBrokenError, EvenerError, PeerLostError
 from evener.runtime.ranks import PATIENCE
-from evener.session.members.sockets import GroupSockets, shut_sockets
+from evener.session.sockets import GroupSockets, shut_sockets
 
 T = TypeVar("T")
 OUTCOME, FINISHED = "outcome", "finished"  # what the leading process puts at the end

@@ -17,7 +17,7 @@ from evener.core.faults import Fault
 from evener.core.fleet import Device
 from evener.errors import UsageError
 from evener.rehearsal.pacer import Pacer
-from evener.session.members.pulse import Pulse
+from evener.session.pulse import Pulse
 from evener.session.request import Request
 from evener.session.site import Site
 

@@ -15,7 +15,8 @@ from evener.core.membership import Turn
 from evener.core.tell import tell
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.runtime.replicas import spread_state
-from evener.session.conclude import Journal, Outcome
+from evener.session.generation import conclude, train
+from evener.session.journal import Journal, Outcome
 from evener.session.layout.fewer import NOT_ELASTIC, parting_ways
 from evener.session.layout.owning import NOT_ELASTIC as PARTS_NOT_ELASTIC
 from evener.session.layout.tables import in_files, table_names, tables_end, take_out
@@ -23,17 +24,16 @@ from evener.session.meeting import FINISHED, FOREVER, HOW_TO_JOIN, OUTCOME, Fail
 from evener.session.members.form import form, room_of
 from evener.session.members.joiner import enter, own_profile
 from evener.session.members.member import Belongings, Generation, Member
-from evener.session.members.pulse import SILENT_S, Pulse
 from evener.session.members.turnover import next_turn, tear_down
 from evener.session.planning.agreed import agreed_plan, prepared
 from evener.session.planning.beside import beside_accelerators
 from evener.session.planning.pace import too_fast
 from evener.session.planning.placing import settled
 from evener.session.planning.preflight import look_over
+from evener.session.pulse import SILENT_S, Pulse
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Later, Request, may_hold_parts
 from evener.session.site import open_site, site_of
-from evener.session.train import conclude, train
 
 MOST_FAILURES = 4
 STAND_BY_S = 0.02

@@ -9,7 +9,7 @@ from evener.core.addresses import host_and_port
 from evener.core.fleet import Fleet
 from evener.errors import UsageError
 from evener.session.address import choose_interface
-from evener.session.conclude import Outcome
+from evener.session.journal import Outcome
 from evener.session.members.door import knock, read_token
 from evener.session.members.joiner import free_name, meeting_at, script_here
 from evener.session.members.wishes import leave_on_sigterm

@@ -20,10 +20,10 @@ from evener.session.layout.tables import tables_of
 from evener.session.meeting import REGROUP_TIMEOUT
 from evener.session.members.handover import hand_over
 from evener.session.members.member import Generation, Member
-from evener.session.members.pulse import SILENT_S
 from evener.session.members.rows import move_rows
 from evener.session.planning.decide import samples_to_train
 from evener.session.profiled import StepProfiler
+from evener.session.pulse import SILENT_S
 from evener.session.resume import take_up
 from evener.session.site import backend_of
 from evener.session.state import held_tensors, holders_of

@@ -16,10 +16,10 @@ from evener.session.meeting import FINISHED, POLL_S, Meeting
 from evener.session.members.form import room_of
 from evener.session.members.identity import identity_of
 from evener.session.members.member import Generation, Member
-from evener.session.members.pulse import begun_key
 from evener.session.members.turnover import Planned, next_turn
 from evener.session.members.wishes import Answer, Wish, make_wish
 from evener.session.planning.measure import micro_batch_grid, profile_here
+from evener.session.pulse import begun_key
 
 STORE_TIMEOUT = timedelta(seconds=20)
 TRIES = 5

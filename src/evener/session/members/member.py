@@ -19,8 +19,8 @@ from evener.session.meeting import Meeting
 from evener.session.members.copies import Copies
 from evener.session.members.handover import State
 from evener.session.members.passage import Stopwatch
-from evener.session.members.pulse import Pulse
 from evener.session.members.rows import held_rows
+from evener.session.pulse import Pulse
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 from evener.session.site import Site

@@ -13,7 +13,7 @@ from evener.core.files import encode
 from evener.core.membership import Standing
 from evener.errors import PeerLostError
 from evener.session.meeting import Meeting
-from evener.session.members.pulse import Pulse, begun_key
+from evener.session.pulse import Pulse, begun_key
 
 POLL_S = 0.003
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from evener.core.membership import Standing
 from evener.errors import PeerLostError
-from evener.session.members.pulse import begun_key
 from evener.session.members.roll import call_roll
+from evener.session.pulse import begun_key
 
 
 class Room:

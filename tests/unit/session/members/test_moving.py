@@ -7,7 +7,7 @@ from evener.core.job import Job
 from evener.errors import UsageError
 from evener.planner import plan as make_plan
 from evener.policy.adapt import Situation
-from evener.session.moving import Mover
+from evener.session.members.moving import Mover
 from tests.unit.planner.small import fleet_of, linear_profile
 
 FLEET = fleet_of(["fast", "slow"], curve=line(1e-4, 1e9))

@@ -2,8 +2,8 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 
-from evener.session.members import pulse as pulse_module
-from evener.session.members.pulse import GONE, SILENT_S, Pulse, begun_key, pulse_key
+from evener.session import pulse as pulse_module
+from evener.session.pulse import GONE, SILENT_S, Pulse, begun_key, pulse_key
 
 
 class Clock:
