@@ -28,9 +28,9 @@ from evener.profiling import profile_model
 from evener.runtime.hardware import HardwareDriver
 from evener.runtime.ranks import Ranks
 from evener.session.layout.lay_out import lay_out
+from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
 from evener.session.site import open_site
-from evener.session.steps import Steps
 
 NAMES = ("h/a", "h/b")
 MICRO_BATCH = 2

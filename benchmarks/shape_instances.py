@@ -23,10 +23,10 @@ from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.runtime.cutting import legal_cuts
 from evener.runtime.ranks import Ranks
 from evener.session.layout.lay_out import lay_out
+from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.site import open_site
-from evener.session.steps import Steps
 
 BOUND = {"float32": 1e-6, "float64": 1e-12}
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
 TRAP = """
 import multiprocessing, os, signal
 from evener.runtime import buckets, tally
-from evener.session import keeping, unfinished
+from evener.session.loop import keeping, unfinished
 keeping.worth_copying = lambda copy_s, step_s: ({copies}, "so short a step")
 HERE = multiprocessing.current_process().name
 

@@ -19,10 +19,10 @@ from evener.runtime.dropout import dropout_keys, replace_dropout
 from evener.runtime.ranks import Ranks
 from evener.session.exactness.reference import merged_waves, micro_batches
 from evener.session.layout.lay_out import lay_out
+from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.site import open_site
-from evener.session.steps import Steps
 from tests.local.plans import plan_of, stage
 from tests.local.pool import Pool
 

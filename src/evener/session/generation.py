@@ -11,22 +11,22 @@ from evener.core.words import some
 from evener.rehearsal.verdict import Lateness
 from evener.runtime.hardware import peak_bytes
 from evener.runtime.replicas import checksums, collect
-from evener.session.adapting import adapter_of
 from evener.session.checkpointing import Checkpointing
-from evener.session.heldout import evaluate_heldout
 from evener.session.journal import Journal, Outcome
 from evener.session.keep import keep_first_gradient, save_parameters
+from evener.session.loop.adapting import adapter_of
+from evener.session.loop.heldout import evaluate_heldout
+from evener.session.loop.profiled import write_profiled
+from evener.session.loop.relieving import priced
+from evener.session.loop.scripted import begin_script, scripted
+from evener.session.loop.stealing import Stealing
+from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
 from evener.session.members.changes import changes_of
 from evener.session.members.copying import Copying
 from evener.session.members.member import Generation, Member
 from evener.session.members.moving import mover_of
 from evener.session.planning.decide import samples_to_train
-from evener.session.profiled import write_profiled
-from evener.session.relieving import priced
-from evener.session.scripted import begin_script, scripted
-from evener.session.stealing import Stealing
-from evener.session.steps import Steps
 
 
 class Checksums(Value, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ class Request(Value, frozen=True, kw_only=True):
     safetensors file that every process reads before the first step. `checkpoint` says when to save, `resume`
     is a run or checkpoint to go on from ("latest": this run's own, where it has one). `adapt` lets measured
     speeds change who does what; `faults` are scripted and `noise` disturbs rehearsed devices, see
-    `session/scripted.py`. For `verify`, `dtype` overrides the model's, `keep_gradient` writes the first
+    `session/loop/scripted.py`. For `verify`, `dtype` overrides the model's, `keep_gradient` writes the first
     gradient to the run folder, and `dropout` can be off. `profile_step` is the step that torch's profiler
     sees. With `elastic` the job goes on when a device is lost; before each `snapshot_every`-th step devices
     copy what only one of them holds (0: never). Those of `later` join in mid-run, others at `open_at`.

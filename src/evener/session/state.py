@@ -25,8 +25,8 @@ from evener.runtime.tables.layer import table_layers
 from evener.runtime.tables.saving import export_table, import_table
 from evener.session.fewer_state import export_apart, import_apart, own_group_state
 from evener.session.keep import saved_tensors
+from evener.session.loop.steps import Steps
 from evener.session.saver import Own
-from evener.session.steps import Steps
 
 
 class JobState:

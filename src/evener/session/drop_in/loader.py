@@ -12,9 +12,9 @@ from evener.runtime.checkpoints.manifest import Position
 from evener.runtime.problem import to_device
 from evener.runtime.ranks import Ranks
 from evener.session.drop_in.steps import LoopSteps
-from evener.session.feed import Feed, Samples
+from evener.session.loop.feed import Feed, Samples
+from evener.session.loop.playbook import Playbook
 from evener.session.meeting import Meeting
-from evener.session.playbook import Playbook
 
 
 class ShareLoader:

@@ -29,7 +29,7 @@ from evener.runtime.replicas import spread_state
 from evener.session.ask import fleet_here
 from evener.session.drop_in.loader import ShareLoader
 from evener.session.drop_in.steps import LoopSteps, Scale
-from evener.session.feed import Samples
+from evener.session.loop.feed import Samples
 from evener.session.meeting import open_meeting, world_size_here
 from evener.session.site import backend_of, open_site
 

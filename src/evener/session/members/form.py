@@ -12,24 +12,24 @@ from evener.policy.settle import moves
 from evener.runtime.ranks import PATIENCE, Ranks
 from evener.runtime.replicas import spread_state
 from evener.session.keep import saved_tensors
-from evener.session.keeping import Keeping
 from evener.session.layout.alike import check_alike
 from evener.session.layout.lay_out import lay_out
 from evener.session.layout.sums import link_watch
 from evener.session.layout.tables import tables_of
+from evener.session.loop.keeping import Keeping
+from evener.session.loop.profiled import StepProfiler
+from evener.session.loop.steps import Steps
+from evener.session.loop.timetable import agreed_schedules, step_sizes
+from evener.session.loop.unfinished import unfinished
 from evener.session.meeting import REGROUP_TIMEOUT
 from evener.session.members.handover import hand_over
 from evener.session.members.member import Generation, Member
 from evener.session.members.rows import move_rows
 from evener.session.planning.decide import samples_to_train
-from evener.session.profiled import StepProfiler
 from evener.session.pulse import SILENT_S
 from evener.session.resume import take_up
 from evener.session.site import backend_of
 from evener.session.state import held_tensors, holders_of
-from evener.session.steps import Steps
-from evener.session.timetable import agreed_schedules, step_sizes
-from evener.session.unfinished import unfinished
 
 
 class Wanted(Value, frozen=True, kw_only=True):

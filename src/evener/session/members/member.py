@@ -15,6 +15,7 @@ from evener.runtime.kept import Kept
 from evener.runtime.state import export_state, import_state
 from evener.session.keep import saved_tensors
 from evener.session.layout.tables import tables_of
+from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
 from evener.session.members.copies import Copies
 from evener.session.members.handover import State
@@ -25,7 +26,6 @@ from evener.session.recipe import Recipe
 from evener.session.request import Request
 from evener.session.site import Site
 from evener.session.state import partly_seen
-from evener.session.steps import Steps
 
 
 @dataclass

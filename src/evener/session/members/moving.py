@@ -16,7 +16,7 @@ from evener.errors import EvenerError
 from evener.planner.result import PlanResult
 from evener.policy.adapt import Situation, believing, decide_layers, slowed_by
 from evener.policy.shares import for_stealing
-from evener.session.adapting import situation_of
+from evener.session.loop.adapting import situation_of
 from evener.session.members.changes import Changes
 from evener.session.members.member import Generation, Member
 from evener.session.planning.decide import samples_to_train, with_inexact

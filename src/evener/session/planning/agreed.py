@@ -23,6 +23,7 @@ from evener.session.keep import load_weights
 from evener.session.layout.fewer import check_fewer
 from evener.session.layout.owning import check_owned, with_owners
 from evener.session.layout.tables import place_tables, table_names
+from evener.session.loop.stealing import check_stealing
 from evener.session.meeting import Meeting
 from evener.session.planning.decide import check_plan, choose_plan, steals, with_inexact
 from evener.session.planning.measure import measured_links, micro_batch_grid, profile_together
@@ -32,7 +33,6 @@ from evener.session.planning.trials import with_tried_sums
 from evener.session.recipe import Recipe, in_dtype, with_keys, without_dropout
 from evener.session.request import Request
 from evener.session.site import Site, backend_of
-from evener.session.stealing import check_stealing
 
 
 def prepared(recipe: Recipe, request: Request) -> Recipe:

@@ -21,9 +21,9 @@ from evener.runtime.dropout import unkeyed_randomness
 from evener.runtime.problem import to_device
 from evener.session.layout.precision import precision_parts
 from evener.session.layout.tables import table_names
+from evener.session.loop.stealing import check_stealing, stolen_parts
 from evener.session.recipe import Recipe, dropout_names
 from evener.session.request import Request
-from evener.session.stealing import check_stealing, stolen_parts
 
 _FEW = 3  # samples that show what draws random numbers
 POOLED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, WaveBatchNorm)

@@ -16,9 +16,10 @@ from evener.errors import DataError, OutOfMemoryError
 from evener.runtime.agreement import judge
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import spread_state
-from evener.session.heldout import Heldout, mean_of, pass_over
 from evener.session.layout.lay_out import lay_out
 from evener.session.layout.tables import take_out
+from evener.session.loop.heldout import Heldout, mean_of, pass_over
+from evener.session.loop.steps import Steps
 from evener.session.meeting import OUTCOME, Meeting
 from evener.session.planning.agreed import agreed_plan, prepared
 from evener.session.planning.placing import Placing, settled
@@ -26,7 +27,6 @@ from evener.session.prediction.outputs import Keeper, gathered, write_outputs
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Prediction, Request
 from evener.session.site import Site, backend_of, site_of
-from evener.session.steps import Steps
 from evener.session.worker import telling
 
 

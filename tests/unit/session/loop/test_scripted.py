@@ -8,8 +8,8 @@ from evener.core.actions import parse_action
 from evener.core.faults import parse_faults
 from evener.core.fleet import Device, Fleet
 from evener.errors import UnknownNameError, UsageError
+from evener.session.loop.scripted import OutOfMemoryOnce, Scripted
 from evener.session.request import Request
-from evener.session.scripted import OutOfMemoryOnce, Scripted
 
 ROW = [parse_action(word) for word in ("0F0", "0B0", "0REDUCE_GRAD", "STEP")]
 FLEET = Fleet(devices=(Device(name="lab/a", kind="k"), Device(name="lab/b", kind="k")))

@@ -2,7 +2,7 @@
 
 from evener.core.order import GlobalBatch
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.session.playbook import Playbook
+from evener.session.loop.playbook import Playbook
 
 A, B, C = "lab/a", "lab/b", "lab/c"
 

@@ -21,22 +21,22 @@ from evener.runtime.kept import Kept, RangeOf
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import average_buffers
 from evener.runtime.scaling import LossScale
-from evener.session.adapting import Adapter
-from evener.session.feed import Feed, Samples
-from evener.session.keeping import Keeping
 from evener.session.layout.fewer import Meetings, record_of
 from evener.session.layout.lay_out import Layout
 from evener.session.layout.precision import needs_loss_scale
 from evener.session.layout.scopes import Scopes
-from evener.session.playbook import Playbook
-from evener.session.profiled import StepProfiler
+from evener.session.loop.adapting import Adapter
+from evener.session.loop.feed import Feed, Samples
+from evener.session.loop.keeping import Keeping
+from evener.session.loop.playbook import Playbook
+from evener.session.loop.profiled import StepProfiler
+from evener.session.loop.relieving import Relieve, unpriced
+from evener.session.loop.scripted import Scripted
+from evener.session.loop.stealing import Stealing
+from evener.session.loop.timetable import Timetable, step_sizes
+from evener.session.loop.unfinished import Unfinished, check_counted
 from evener.session.recipe import Recipe
-from evener.session.relieving import Relieve, unpriced
-from evener.session.scripted import Scripted
 from evener.session.site import Site
-from evener.session.stealing import Stealing
-from evener.session.timetable import Timetable, step_sizes
-from evener.session.unfinished import Unfinished, check_counted
 
 FIRST_LOSS_SCALE = 2.0**16  # torch's own default
 

@@ -9,7 +9,7 @@ from evener.core.seams import Wire
 from evener.cost.evaluate import CostModel
 from evener.policy.adapt import Decision
 from evener.policy.relief import relieve
-from evener.session.adapting import handed_on
+from evener.session.loop.adapting import handed_on
 
 Relieve = Callable[[Plan, tuple[str, ...], int], Decision]
 """(plan, devices that ran out, step) → the decision, the same on all devices, which ask together."""

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Totals
-from evener.session.heldout import Heldout, evaluate_heldout, mean_of
 from evener.session.layout.tables import JobTables
+from evener.session.loop.heldout import Heldout, evaluate_heldout, mean_of
 
 TOTALS = Totals(
     loss_sum=6.0,

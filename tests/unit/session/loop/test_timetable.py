@@ -8,8 +8,8 @@ from evener import schedules
 from evener.core.order import resized
 from evener.cost.evaluate import CostModel
 from evener.errors import PeerLostError, ScheduleError, UsageError
+from evener.session.loop.timetable import Timetable, agreed_schedules, step_sizes
 from evener.session.meeting import Meeting
-from evener.session.timetable import Timetable, agreed_schedules, step_sizes
 from evener.sim import plan_costs
 from tests.unit.cost.test_actions import CUT, fleet, profile
 from tests.unit.schedules.test_waves import HYBRID, IN_WAVES, LAYERS

@@ -12,8 +12,8 @@ from evener.errors import ReductionMismatchError
 from evener.runtime.executor import StepResult
 from evener.runtime.holding import Alone
 from evener.runtime.kept import Kept
-from evener.session.feed import Samples
 from evener.session.layout.lay_out import Layout
+from evener.session.loop.feed import Samples
 
 
 @dataclass(frozen=True, kw_only=True)

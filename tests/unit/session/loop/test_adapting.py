@@ -10,7 +10,7 @@ from evener.core.job import Job
 from evener.core.plan import Plan
 from evener.planner import plan as make_plan
 from evener.policy.adapt import Decision, Situation, decide_shares
-from evener.session.adapting import Adapter, adapter_of, handed_on
+from evener.session.loop.adapting import Adapter, adapter_of, handed_on
 from evener.session.request import Request
 from tests.fakes import ThreadedWire, together
 from tests.unit.planner.small import fleet_of, linear_profile

@@ -9,7 +9,7 @@ from evener.core.routes import Routes
 from evener.core.seams import Wire
 from evener.runtime.agreement import judge
 from evener.runtime.tally import Totals
-from evener.session.steps import Steps
+from evener.session.loop.steps import Steps
 
 
 @dataclass(frozen=True, kw_only=True)

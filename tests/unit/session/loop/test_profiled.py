@@ -7,7 +7,7 @@ import torch
 
 from evener.core.files import encode
 from evener.report.profiled import is_action, read_profiled
-from evener.session.profiled import StepProfiler, write_profiled
+from evener.session.loop.profiled import StepProfiler, write_profiled
 
 
 def work(profiler: StepProfiler, number: int) -> None:

@@ -21,9 +21,9 @@ from evener.errors import UsageError
 from evener.runtime.batchnorm import wave_layers
 from evener.runtime.executor import StepResult
 from evener.runtime.stealing import Draw, Lot, lots_of
-from evener.session.feed import Feed, Samples
+from evener.session.loop.feed import Feed, Samples
+from evener.session.loop.unfinished import check_counted
 from evener.session.recipe import Recipe, dropout_names
-from evener.session.unfinished import check_counted
 
 ORDER = (
     "stealing: which device sums which micro-batch depends on how fast each was, so that the last bits of a "

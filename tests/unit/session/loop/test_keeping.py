@@ -8,8 +8,8 @@ import torch
 
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.session import keeping
-from evener.session.keeping import Keeping
+from evener.session.loop import keeping
+from evener.session.loop.keeping import Keeping
 
 NAMES = ("lab/a", "lab/b")
 

@@ -12,8 +12,8 @@ from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.routes import Routes
 from evener.errors import ReductionMismatchError, UsageError
 from evener.runtime.batchnorm import replace_batchnorm
-from evener.session.feed import Feed, Samples
-from evener.session.stealing import MASKS, ORDER, STATISTICS, Stealing, check_stealing, stolen_parts
+from evener.session.loop.feed import Feed, Samples
+from evener.session.loop.stealing import MASKS, ORDER, STATISTICS, Stealing, check_stealing, stolen_parts
 
 A, B = "lab/a", "lab/b"
 
