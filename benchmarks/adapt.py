@@ -33,7 +33,7 @@ from evener.planner import plan as make_plan
 from evener.policy.adapt import Situation, decide_shares, least_gain
 from evener.policy.estimate import Estimates, updated
 from evener.policy.shares import for_stealing
-from evener.session.keep import first_gradients
+from evener.session.checkpoints.tensors import first_gradients
 from evener.session.launching.launch import launch
 from evener.session.request import Request
 

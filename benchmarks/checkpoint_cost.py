@@ -20,9 +20,9 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.report.metrics import read_metrics
 from evener.runtime.checkpoints.folder import newest_good
+from evener.session.checkpoints.save_rule import Keep, Rule
 from evener.session.launching.launch import launch
 from evener.session.request import Request
-from evener.session.save_rule import Keep, Rule
 
 NAMES = ("h/a", "h/b")
 SCRIPT = """

@@ -13,7 +13,7 @@ from benchmarks.common import ROOT, Bar, fleet_named, say
 from evener.core.files import read
 from evener.core.plan import Plan
 from evener.report.metrics import read_metrics
-from evener.session.keep import load_weights
+from evener.session.checkpoints.tensors import load_weights
 from evener.session.launching.launch import launch
 from evener.session.request import Request
 

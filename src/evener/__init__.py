@@ -10,7 +10,7 @@ _HOME = {
     "Recipe": "evener.session.recipe",
     "train": "evener.session.train",
     "predict": "evener.session.predict",
-    "load_weights": "evener.session.keep",
+    "load_weights": "evener.session.checkpoints.tensors",
     "load_checkpoint": "evener.session.drop_in.checkpoints",
     "save_checkpoint": "evener.session.drop_in.checkpoints",
     "prepare": "evener.session.drop_in.prepare",

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.errors import EvenerError
 from evener.runtime.checkpoints.folder import newest_good
+from evener.session.checkpoints.save_rule import Rule
 from evener.session.launching.launch import launch
-from evener.session.save_rule import Rule
 from tests.faults.test_lost_devices import NAMES, request_for, signalled, split
 
 pytestmark = pytest.mark.timeout(120)

@@ -6,8 +6,8 @@ from typing import Any
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Stage
 from evener.report.metrics import read_metrics
+from evener.session.checkpoints.save_rule import Keep, Rule
 from evener.session.request import Request
-from evener.session.save_rule import Keep, Rule
 from tests.local.plans import stage
 
 A, B, C, D = "lab/a", "lab/b", "lab/c", "lab/d"

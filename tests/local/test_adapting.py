@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from evener.core.faults import parse_faults
 from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
+from evener.session.checkpoints.tensors import PARAMETER_FILE
 from evener.session.journal import Outcome
-from evener.session.keep import PARAMETER_FILE
 from evener.session.launching.launch import launch
 from evener.session.request import Request
 

@@ -18,12 +18,12 @@ from evener.core.plan import Pipeline, Plan, Reduction, Share, Stage
 from evener.core.split import apportion
 from evener.errors import EvenerError, NonFiniteError, PlanMismatchError, UsageError
 from evener.runtime.checkpoints.folder import checkpoints_in
+from evener.session.checkpoints.save_rule import Keep, rule_of
+from evener.session.checkpoints.tensors import PARAMETER_FILE
 from evener.session.exactness.verify import verify
 from evener.session.journal import Outcome
-from evener.session.keep import PARAMETER_FILE
 from evener.session.launching.launch import launch
 from evener.session.request import Request
-from evener.session.save_rule import Keep, rule_of
 from tests.reference import relative_error
 
 A, B, C = "h1/a", "h1/b", "h2/c"

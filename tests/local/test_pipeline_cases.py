@@ -12,8 +12,8 @@ from torch.utils.data import default_collate
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Plan
 from evener.runtime.cutting import cut, layer_names
+from evener.session.checkpoints.tensors import PARAMETER_FILE, first_gradients
 from evener.session.exactness.verify import Exactness, verify
-from evener.session.keep import PARAMETER_FILE, first_gradients
 from evener.session.launching.launch import launch
 from evener.session.recipe import load_recipe
 from evener.session.request import Request

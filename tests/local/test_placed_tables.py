@@ -16,12 +16,12 @@ from evener.errors import DataError, NoPlanFitsError, UsageError
 from evener.report.metrics import read_metrics
 from evener.runtime.checkpoints.folder import checkpoints_in
 from evener.runtime.tables.rows import initial_rows
+from evener.session.checkpoints.save_rule import Keep, rule_of
 from evener.session.drop_in.checkpoints import load_checkpoint
 from evener.session.exactness.verify import verify
 from evener.session.launching.launch import launch
 from evener.session.recipe import load_recipe
 from evener.session.request import Request
-from evener.session.save_rule import Keep, rule_of
 from tests.architecture.source import ROOT
 
 A, B, C = "lab1/a", "lab1/b", "lab1/c"

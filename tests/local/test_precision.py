@@ -11,8 +11,8 @@ from evener.core.fleet import Device, Fleet
 from evener.core.order import epoch_order
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.report.metrics import read_metrics
+from evener.session.checkpoints.tensors import first_gradients
 from evener.session.exactness.verify import verify
-from evener.session.keep import first_gradients
 from evener.session.launching.launch import launch
 from evener.session.request import Request
 

@@ -18,10 +18,10 @@ from evener.runtime.checkpoints.folder import newest_good
 from evener.runtime.tables.optimizers import TableAdam
 from evener.runtime.tables.table import Part, Table
 from evener.runtime.tables.tiered import TieredRows
+from evener.session.checkpoints.save_rule import Keep, rule_of
 from evener.session.exactness.verify import verify
 from evener.session.launching.launch import launch
 from evener.session.request import Request
-from evener.session.save_rule import Keep, rule_of
 from tests.local.device.test_job import fleet
 from tests.local.test_placed_tables import CPU, HEAD, TABLES, request, stage, uneven
 

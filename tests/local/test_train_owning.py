@@ -11,11 +11,11 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Held, Ownership, Pipeline, Plan, Share, Stage
 from evener.errors import EvenerError
 from evener.report.metrics import read_metrics
+from evener.session.checkpoints.save_rule import Keep, rule_of
+from evener.session.checkpoints.tensors import PARAMETER_FILE
 from evener.session.exactness.verify import verify
-from evener.session.keep import PARAMETER_FILE
 from evener.session.launching.launch import launch
 from evener.session.request import Request
-from evener.session.save_rule import Keep, rule_of
 
 SCRIPT = """
 import torch, evener as ev

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan
 from evener.errors import FileError
-from evener.session.keep import PARAMETER_FILE
+from evener.session.checkpoints.tensors import PARAMETER_FILE
 from evener.session.launching.launch import launch
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Request

@@ -27,7 +27,7 @@ def checkpoints(
     from rich.table import Table
 
     from evener.cli.train import print_json
-    from evener.session.saved import export_weights, listed
+    from evener.session.checkpoints.saved import export_weights, listed
 
     found = listed(run, verify=verify)
     table = Table("checkpoint", "step", "samples", "MiB", "shards", "model", "state", box=None)

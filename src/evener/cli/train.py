@@ -112,9 +112,9 @@ def train(
     from evener.core.faults import parse_faults
     from evener.serving.watching import watching
     from evener.session.ask import request_for
+    from evener.session.checkpoints.save_rule import Keep, rule_of
     from evener.session.launching.launch import run
     from evener.session.meeting import world_size_here
-    from evener.session.save_rule import Keep, rule_of
 
     _only_one("--steps", steps, "--epochs", epochs)
     _only_one("--even", even or None, "--batch-per-device", batch_per_device)

@@ -15,9 +15,9 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.words import counted
 from evener.errors import UsageError
+from evener.session.checkpoints.resume import LATEST, latest_run, seed_of
 from evener.session.meeting import world_size_here
 from evener.session.request import Request, folder_at, new_run_dir
-from evener.session.resume import LATEST, latest_run, seed_of
 
 
 def fleet_here(devices: str | None, world_size: int | None = None) -> Fleet:

@@ -11,9 +11,9 @@ from evener.core.words import some
 from evener.rehearsal.verdict import Lateness
 from evener.runtime.hardware import peak_bytes
 from evener.runtime.replicas import checksums, collect
-from evener.session.checkpointing import Checkpointing
+from evener.session.checkpoints.checkpointing import Checkpointing
+from evener.session.checkpoints.tensors import keep_first_gradient, save_parameters
 from evener.session.journal import Journal, Outcome
-from evener.session.keep import keep_first_gradient, save_parameters
 from evener.session.loop.adapting import adapter_of
 from evener.session.loop.heldout import evaluate_heldout
 from evener.session.loop.profiled import write_profiled

@@ -18,7 +18,7 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import FileError, UsageError
 from evener.planner.tables import CPU, DENSE, DEVICE
-from evener.session.save_rule import Rule
+from evener.session.checkpoints.save_rule import Rule
 
 
 class Later(Value, frozen=True, kw_only=True):

@@ -8,12 +8,12 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import UsageError
 from evener.session.ask import fleet_here
+from evener.session.checkpoints.save_rule import Keep, rule_of
 from evener.session.journal import Outcome
 from evener.session.launching.launch import run_here
 from evener.session.meeting import world_size_here
 from evener.session.recipe import Recipe
 from evener.session.request import Request, folder_at, new_run_dir
-from evener.session.save_rule import Keep, rule_of
 
 
 def train(

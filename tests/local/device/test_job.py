@@ -14,12 +14,12 @@ from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.cost.evaluate import CostModel, evaluate
+from evener.session.checkpoints.save_rule import Rule
+from evener.session.checkpoints.tensors import first_gradients
 from evener.session.exactness.verify import verify
-from evener.session.keep import first_gradients
 from evener.session.launching.launch import launch
 from evener.session.planning.measure import profile_recipe
 from evener.session.request import Request
-from evener.session.save_rule import Rule
 
 SCRIPT = """
 import torch, evener as ev

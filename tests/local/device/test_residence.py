@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.session.checkpoints.save_rule import Keep, rule_of
 from evener.session.exactness.verify import verify
 from evener.session.launching.launch import launch
-from evener.session.save_rule import Keep, rule_of
 from tests.local.device.test_job import NAMES, fleet, request_for
 
 HOST = Device(

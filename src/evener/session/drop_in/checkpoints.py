@@ -21,13 +21,13 @@ from evener.core.tell import tell
 from evener.errors import UsageError
 from evener.runtime.checkpoints.manifest import FORMAT, Manifest, Position, model_id
 from evener.runtime.ranks import Ranks
+from evener.session.checkpoints.save_rule import Keep
+from evener.session.checkpoints.saved import chosen, fill
+from evener.session.checkpoints.saver import Own, Saver
+from evener.session.checkpoints.state import View, check_position, infos_of, own_of, restore_generators
+from evener.session.checkpoints.tensors import saved_tensors
 from evener.session.drop_in.loader import ShareLoader
 from evener.session.drop_in.options import check_options, options_of, set_options
-from evener.session.keep import saved_tensors
-from evener.session.save_rule import Keep
-from evener.session.saved import chosen, fill
-from evener.session.saver import Own, Saver
-from evener.session.state import View, check_position, infos_of, own_of, restore_generators
 
 
 class LoopState:

@@ -15,12 +15,12 @@ from evener.core.exchange import exchange_of
 from evener.core.order import epoch_order, global_batch_at, resized
 from evener.core.plan import Plan
 from evener.runtime.dropout import dropout_keys, keyed_layers
-from evener.session.exactness.plain import PlainLoop
-from evener.session.exactness.plain_hosts import PlainHost, run_hosts
-from evener.session.keep import (
+from evener.session.checkpoints.tensors import (
     GRADIENT_FILE,
     load_weights,
 )
+from evener.session.exactness.plain import PlainLoop
+from evener.session.exactness.plain_hosts import PlainHost, run_hosts
 from evener.session.layout.precision import precision_parts
 from evener.session.planning.decide import DROPOUT, inexact_parts, samples_to_train
 from evener.session.recipe import Recipe, in_dtype, load_recipe, with_keys, without_dropout

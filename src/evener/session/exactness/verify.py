@@ -12,12 +12,12 @@ from evener.core.plan import Plan
 from evener.errors import NonFiniteError
 from evener.report.metrics import read_metrics
 from evener.runtime.compression.codec import codec_of
-from evener.session.exactness.reference import at_once, by_hosts, distance, merged, part_of_way, reference
-from evener.session.keep import (
+from evener.session.checkpoints.tensors import (
     PARAMETER_FILE,
     drop_first_gradients,
     first_gradients,
 )
+from evener.session.exactness.reference import at_once, by_hosts, distance, merged, part_of_way, reference
 from evener.session.launching.launch import run
 from evener.session.layout.precision import lower_precision
 from evener.session.planning.decide import fewer_of

@@ -1,9 +1,9 @@
 """When devices copy each other's state: before every n-th step, where only one device holds some layer."""
 
 from evener.core.membership import Snapshot
+from evener.session.checkpoints.state import holders_of
 from evener.session.members.copies import copy_moves, exchange
 from evener.session.members.member import Generation, Member
-from evener.session.state import holders_of
 
 
 class Copying:

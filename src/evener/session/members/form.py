@@ -11,7 +11,9 @@ from evener.core.figures import Value
 from evener.policy.settle import moves
 from evener.runtime.ranks import PATIENCE, Ranks
 from evener.runtime.replicas import spread_state
-from evener.session.keep import saved_tensors
+from evener.session.checkpoints.resume import take_up
+from evener.session.checkpoints.state import held_tensors, holders_of
+from evener.session.checkpoints.tensors import saved_tensors
 from evener.session.layout.alike import check_alike
 from evener.session.layout.lay_out import lay_out
 from evener.session.layout.sums import link_watch
@@ -27,9 +29,7 @@ from evener.session.members.member import Generation, Member
 from evener.session.members.rows import move_rows
 from evener.session.planning.decide import samples_to_train
 from evener.session.pulse import SILENT_S
-from evener.session.resume import take_up
 from evener.session.site import backend_of
-from evener.session.state import held_tensors, holders_of
 
 
 class Wanted(Value, frozen=True, kw_only=True):

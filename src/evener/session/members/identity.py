@@ -10,9 +10,9 @@ import torch
 from evener import __version__
 from evener.core.figures import Value
 from evener.runtime.checkpoints.manifest import model_id
+from evener.session.checkpoints.state import infos_of
 from evener.session.recipe import Recipe
 from evener.session.request import Request
-from evener.session.state import infos_of
 
 
 class Identity(Value, frozen=True, kw_only=True):

@@ -13,7 +13,8 @@ from evener.core.records import StepRecord
 from evener.core.seams import Channel
 from evener.runtime.kept import Kept
 from evener.runtime.state import export_state, import_state
-from evener.session.keep import saved_tensors
+from evener.session.checkpoints.state import partly_seen
+from evener.session.checkpoints.tensors import saved_tensors
 from evener.session.layout.tables import tables_of
 from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
@@ -25,7 +26,6 @@ from evener.session.pulse import Pulse
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 from evener.session.site import Site
-from evener.session.state import partly_seen
 
 
 @dataclass

@@ -19,7 +19,7 @@ from evener.errors import ModelError
 from evener.policy.trials import Trials, trials_of
 from evener.runtime.batchnorm import replace_batchnorm
 from evener.runtime.wires.grouped import GroupedWire
-from evener.session.keep import load_weights
+from evener.session.checkpoints.tensors import load_weights
 from evener.session.layout.fewer import check_fewer
 from evener.session.layout.owning import check_owned, with_owners
 from evener.session.layout.tables import place_tables, table_names

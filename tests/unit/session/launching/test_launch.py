@@ -7,9 +7,9 @@ import pytest
 
 from evener.core.fleet import Device, Fleet
 from evener.errors import PeerLostError
+from evener.session.checkpoints.save_rule import Keep, rule_of
 from evener.session.launching.launch import _again, _why
 from evener.session.request import Request
-from evener.session.save_rule import Keep, rule_of
 
 ONE = Fleet(devices=(Device(name="lab/a", kind="cpu"),))
 

@@ -17,9 +17,9 @@ from evener.runtime.checkpoints.manifest import Manifest
 from evener.runtime.checkpoints.shards import Later
 from evener.runtime.ranks import Ranks
 from evener.runtime.state import export_state
+from evener.session.checkpoints.save_rule import Keep
+from evener.session.checkpoints.saver import GIVEN_UP, Own, Saver
 from evener.session.meeting import Meeting
-from evener.session.save_rule import Keep
-from evener.session.saver import GIVEN_UP, Own, Saver
 from tests.checkpoints import manifest_at
 
 

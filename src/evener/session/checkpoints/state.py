@@ -23,10 +23,10 @@ from evener.runtime.ranks import Ranks
 from evener.runtime.state import export_state, import_state, owners
 from evener.runtime.tables.layer import table_layers
 from evener.runtime.tables.saving import export_table, import_table
-from evener.session.fewer_state import export_apart, import_apart, own_group_state
-from evener.session.keep import saved_tensors
+from evener.session.checkpoints.fewer_state import export_apart, import_apart, own_group_state
+from evener.session.checkpoints.saver import Own
+from evener.session.checkpoints.tensors import saved_tensors
 from evener.session.loop.steps import Steps
-from evener.session.saver import Own
 
 
 class JobState:

@@ -10,7 +10,7 @@ from torch import nn
 
 import evener as ev
 from evener.errors import FileError
-from evener.session.keep import (
+from evener.session.checkpoints.tensors import (
     GRADIENT_FILE,
     PARAMETER_FILE,
     drop_first_gradients,

@@ -22,8 +22,8 @@ from evener.runtime.checkpoints.saving import Part, Saved, Written, complete, wr
 from evener.runtime.checkpoints.shards import Later
 from evener.runtime.checkpoints.staging import Staging
 from evener.runtime.ranks import Ranks
+from evener.session.checkpoints.save_rule import Keep
 from evener.session.meeting import Meeting
-from evener.session.save_rule import Keep
 
 POLL_S = 0.02
 GRACE_S = 0.2  # for the words why a checkpoint is given up

@@ -15,9 +15,9 @@ from evener.errors import FileError, StateError
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in
 from evener.runtime.checkpoints.manifest import MANIFEST
 from evener.runtime.state import import_state
-from evener.session.keep import saved_tensors
-from evener.session.resume import choose
-from evener.session.state import check_model, infos_of, read_state
+from evener.session.checkpoints.resume import choose
+from evener.session.checkpoints.state import check_model, infos_of, read_state
+from evener.session.checkpoints.tensors import saved_tensors
 
 
 class Listed(Value, frozen=True, kw_only=True):

@@ -20,11 +20,11 @@ from torch import Tensor
 from evener.core.words import counted
 from evener.errors import UsageError
 from evener.runtime.checkpoints.folder import Checkpoint
+from evener.session.checkpoints.save_rule import Rule
+from evener.session.checkpoints.saver import Saver
+from evener.session.checkpoints.state import JobState
 from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
-from evener.session.save_rule import Rule
-from evener.session.saver import Saver
-from evener.session.state import JobState
 
 
 class Checkpointing:

@@ -3,7 +3,7 @@
 import pytest
 
 from evener.errors import UsageError
-from evener.session.save_rule import Keep, Rule, rule_of
+from evener.session.checkpoints.save_rule import Keep, Rule, rule_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from evener.errors import StateError, UsageError
 from evener.session.ask import request_for
-from evener.session.resume import LATEST, choose, latest_run, seed_of
+from evener.session.checkpoints.resume import LATEST, choose, latest_run, seed_of
 from tests.checkpoints import save
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from evener.cli.main import main
 from evener.errors import FileError, StateError, UsageError
+from evener.session.checkpoints.saved import export_weights, listed
 from evener.session.drop_in.checkpoints import load_checkpoint
-from evener.session.saved import export_weights, listed
 from tests.checkpoints import save
 
 

@@ -11,9 +11,9 @@ from evener.report.metrics import drop_from
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in, newest_good, open_checkpoint
 from evener.runtime.checkpoints.manifest import MANIFEST
 from evener.runtime.hardware import ALLOCATED, peak_bytes
+from evener.session.checkpoints.state import restore
 from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
-from evener.session.state import restore
 
 LATEST = "latest"
 MOST_LISTED = 8
