@@ -28,6 +28,7 @@ from evener.profiling import profile_model
 from evener.runtime.hardware import HardwareDriver
 from evener.runtime.ranks import Ranks
 from evener.session.layout.lay_out import lay_out
+from evener.session.layout.seat import Seat
 from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
 from evener.session.site import open_site
@@ -98,8 +99,9 @@ def measure(rank: int, world_size: int, plans: list[Plan]) -> list[tuple[int, di
         job = recipe()
         job.model.train()
         meeting = Meeting(dist.PrefixStore(f"plan{number}", store), rank, world_size)
-        layout = lay_out(job, plan, ranks, site, fleet, meeting, rehearse=False)
-        steps = Steps(job, plan, ranks, site, layout, seed=0)
+        seat = Seat(recipe=job, plan=plan, ranks=ranks, site=site, fleet=fleet, meeting=meeting, seed=0)
+        layout = lay_out(seat)
+        steps = Steps(seat, layout)
         grads: dict[str, torch.Tensor] = {}
         for _ in steps.run(plan.global_batch):
             pass

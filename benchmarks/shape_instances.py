@@ -23,6 +23,7 @@ from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.runtime.cutting import legal_cuts
 from evener.runtime.ranks import Ranks
 from evener.session.layout.lay_out import lay_out
+from evener.session.layout.seat import Seat
 from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
@@ -215,8 +216,17 @@ def run_instances(rank: int, world_size: int, instances: list[Instance]) -> list
         meeting = Meeting(dist.PrefixStore(f"instance{number}", store), rank, world_size)
         ranks = Ranks(names, names[rank])
         try:
-            layout = lay_out(recipe, instance.plan, ranks, site, fleet, meeting, rehearse=False)
-            steps = Steps(recipe, instance.plan, ranks, site, layout, instance.seed)
+            seat = Seat(
+                recipe=recipe,
+                plan=instance.plan,
+                ranks=ranks,
+                site=site,
+                fleet=fleet,
+                meeting=meeting,
+                seed=instance.seed,
+            )
+            layout = lay_out(seat)
+            steps = Steps(seat, layout)
             seen: list[Gradients] = []
             held = layout.parameters
             steps.optimizer.register_step_pre_hook(

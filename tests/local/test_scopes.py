@@ -19,6 +19,7 @@ from evener.runtime.dropout import dropout_keys, replace_dropout
 from evener.runtime.ranks import Ranks
 from evener.session.exactness.reference import merged_waves, micro_batches
 from evener.session.layout.lay_out import lay_out
+from evener.session.layout.seat import Seat
 from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
@@ -114,8 +115,11 @@ def train(rank: int, world_size: int, cases: list[Case]) -> list[dict[str, Any]]
         replace_batchnorm(recipe.model)
         recipe.model.second.full = case.full if rank == 1 else 0
         meeting = Meeting(dist.PrefixStore(f"case{number}", store), rank, world_size)
-        layout = lay_out(recipe, case.plan, ranks, site, fleet, meeting, rehearse=False)
-        steps = Steps(recipe, case.plan, ranks, site, layout, SEED)
+        seat = Seat(
+            recipe=recipe, plan=case.plan, ranks=ranks, site=site, fleet=fleet, meeting=meeting, seed=SEED
+        )
+        layout = lay_out(seat)
+        steps = Steps(seat, layout)
         seen: list[dict[str, torch.Tensor]] = []
         steps.optimizer.register_step_pre_hook(
             lambda *_, held=layout.parameters, seen=seen: seen.append(

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from torch import nn
 
 from evener.core.figures import Value
-from evener.core.fleet import Fleet
 from evener.core.plan import Plan, Stage
 from evener.core.seams import Wire
 from evener.runtime.batchnorm import wave_layers
@@ -64,33 +63,11 @@ class Layout:
     apart: Apart | None = None
 
 
-def lay_out(
-    recipe: Recipe,
-    plan: Plan,
-    ranks: Ranks,
-    site: Site,
-    fleet: Fleet,
-    meeting: Meeting,
-    *,
-    rehearse: bool,
-    seed: int = 0,
-    goes_on: bool = False,
-) -> Layout:
+def lay_out(seat: Seat) -> Layout:
     """Cut, place and connect. Called by all devices of the plan together, after they joined the group."""
-    seat = Seat(
-        recipe=recipe,
-        plan=plan,
-        ranks=ranks,
-        site=site,
-        fleet=fleet,
-        meeting=meeting,
-        rehearse=rehearse,
-        seed=seed,
-        goes_on=goes_on,
-    )
-    wire = seat.wire(ranks.devices)
-    if plan.is_data_parallel:
-        if plan.owners:
+    wire = seat.wire(seat.ranks.devices)
+    if seat.plan.is_data_parallel:
+        if seat.plan.owners:
             return _in_parts(seat, wire, open_owned(seat, wire))
         return _whole(seat, wire)
     return _in_stages(seat, wire)

@@ -18,13 +18,13 @@ from evener.policy.slow_links import LinkWatch
 from evener.runtime.executor import Executor, StepResult
 from evener.runtime.holding import Settings
 from evener.runtime.kept import Kept, RangeOf
-from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import average_buffers
 from evener.runtime.scaling import LossScale
 from evener.session.layout.fewer import Meetings, record_of
 from evener.session.layout.lay_out import Layout
 from evener.session.layout.precision import needs_loss_scale
 from evener.session.layout.scopes import Scopes
+from evener.session.layout.seat import Seat
 from evener.session.loop.adapting import Adapter
 from evener.session.loop.feed import Feed, Samples
 from evener.session.loop.keeping import Keeping
@@ -35,8 +35,6 @@ from evener.session.loop.scripted import Scripted
 from evener.session.loop.stealing import Stealing
 from evener.session.loop.timetable import Timetable, step_sizes
 from evener.session.loop.unfinished import Unfinished, check_counted
-from evener.session.recipe import Recipe
-from evener.session.site import Site
 
 FIRST_LOSS_SCALE = 2.0**16  # torch's own default
 
@@ -49,23 +47,15 @@ class Steps:
     `notice()` is the number of a change that this device knows to be ahead; all stop for it after one step.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        plan: Plan,
-        ranks: Ranks,
-        site: Site,
-        layout: Layout,
-        seed: int,
-        made: Mapping[int, Schedule] | None = None,
-    ) -> None:
+    def __init__(self, seat: Seat, layout: Layout, made: Mapping[int, Schedule] | None = None) -> None:
+        recipe, plan, ranks, site = seat.recipe, seat.plan, seat.ranks, seat.site
         self.recipe, self.plan = recipe, plan
         self.samples = Samples(
             dataset=recipe.dataset,
             collate=recipe.collate_fn,
             workers=recipe.workers,
             shuffle=recipe.shuffle,
-            seed=seed,
+            seed=seat.seed,
         )
         self.ranks, self.site = ranks, site
         self.layout = layout

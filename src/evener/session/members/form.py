@@ -16,6 +16,7 @@ from evener.session.checkpoints.state import held_tensors, holders_of
 from evener.session.checkpoints.tensors import saved_tensors
 from evener.session.layout.alike import check_alike
 from evener.session.layout.lay_out import lay_out
+from evener.session.layout.seat import Seat
 from evener.session.layout.sums import link_watch
 from evener.session.layout.tables import tables_of
 from evener.session.loop.keeping import Keeping
@@ -64,18 +65,19 @@ def form(member: Member, generation: Generation) -> None:
         sizes = step_sizes(len(member.recipe.dataset), turn.plan.global_batch)
         profile = member.profile if turn.plan.schedule == "unequal" else None
         made = agreed_schedules(turn.plan, sizes, turn.fleet, profile, room)
-        layout = lay_out(
-            member.recipe,
-            turn.plan,
-            ranks,
-            site,
-            turn.fleet,
-            room,
+        seat = Seat(
+            recipe=member.recipe,
+            plan=turn.plan,
+            ranks=ranks,
+            site=site,
+            fleet=turn.fleet,
+            meeting=room,
             rehearse=request.rehearse,
             seed=request.seed,
             goes_on=number > 1,
         )
-        steps = Steps(member.recipe, turn.plan, ranks, site, layout, request.seed, made)
+        layout = lay_out(seat)
+        steps = Steps(seat, layout, made)
         steps.decisions = member.decisions
         if ranks.rank == 0 and layout.holding.grouped and not request.rehearse:
             compress = request.compress or tuple(member.recipe.compress)

@@ -17,6 +17,7 @@ from evener.runtime.agreement import judge
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import spread_state
 from evener.session.layout.lay_out import lay_out
+from evener.session.layout.seat import Seat
 from evener.session.layout.tables import take_out
 from evener.session.loop.heldout import Heldout, mean_of, pass_over
 from evener.session.loop.steps import Steps
@@ -146,8 +147,17 @@ def _predict(
         spread_state(recipe.model)
     steps = None
     try:
-        layout = lay_out(recipe, plan, ranks, site, fleet, room, rehearse=request.rehearse)
-        steps = Steps(recipe, plan, ranks, site, layout, request.seed)
+        seat = Seat(
+            recipe=recipe,
+            plan=plan,
+            ranks=ranks,
+            site=site,
+            fleet=fleet,
+            meeting=room,
+            rehearse=request.rehearse,
+            seed=request.seed,
+        )
+        steps = Steps(seat, lay_out(seat))
         totals = list(pass_over(steps, data, keeper.expect))
         held, why_not = mean_of(totals)
         if any(judge(part.health, on_non_finite="skip").do == "shrink" for part in totals):
