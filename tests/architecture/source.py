@@ -11,6 +11,10 @@ SRC = ROOT / "src" / "evener"
 # In this order: each may import those before it.
 PURE = ("core", "schedules", "cost", "sim", "planner", "policy", "report", "diagnosis")
 TORCH = ("probing", "profiling", "rehearsal", "runtime")
+# The folders of session, in this order: each may import those before it.
+SESSION = (
+    "layout", "loop", "checkpoints", "planning", "members", "prediction", "launching", "exactness", "drop_in",
+)  # fmt: skip
 TOP = ("session", "serving", "cli", "integrations")
 
 

@@ -7,7 +7,18 @@ import sys
 
 import pytest
 
-from tests.architecture.source import PURE, ROOT, SRC, TOP, TORCH, Module, modules, nothing, package_of
+from tests.architecture.source import (
+    PURE,
+    ROOT,
+    SESSION,
+    SRC,
+    TOP,
+    TORCH,
+    Module,
+    modules,
+    nothing,
+    package_of,
+)
 
 EVERYONE = {"errors", "__version__"}
 
@@ -36,6 +47,18 @@ def test_a_pure_package_imports_only_those_before_it(package: str) -> None:
 @pytest.mark.parametrize("package", TORCH)
 def test_a_torch_package_imports_core_only(package: str) -> None:
     nothing([x for m in modules(package) for x in strangers(m, {"core", package})])
+
+
+@pytest.mark.parametrize("folder", SESSION)
+def test_a_folder_of_session_uses_those_before_it_only(folder: str) -> None:
+    later = {f"evener.session.{name}." for name in SESSION[SESSION.index(folder) + 1 :]}
+    mine = [m for m in modules("session") if m.name.startswith(f"evener.session.{folder}.")]
+    nothing([f"{m.place}:{n} {x}" for m in mine for n, x in m.imports() if x.startswith(tuple(later))])
+
+
+def test_every_folder_of_session_has_its_place() -> None:
+    folders = {p.parent.name for p in (SRC / "session").glob("*/__init__.py")}
+    assert folders == set(SESSION), "a new folder needs a place in docs/design.md and in source.py"
 
 
 def test_errors_import_nothing_of_ours() -> None:
