@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import nn
 
+from evener.core.fleet import Device
 from evener.core.order import epoch_order
 from evener.core.plan import Plan
 from evener.errors import EvenerError
@@ -16,6 +17,7 @@ from evener.session.journal import Outcome
 from evener.session.launching.launch import launch
 from evener.session.request import Request
 from tests.faults import test_lost_devices as plain
+from tests.local.device.test_job import fleet
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -144,3 +146,15 @@ def test_the_loss_of_rows_ends_the_job_and_says_so(tmp_path: Path) -> None:
     with pytest.raises(EvenerError, match="only lost devices held rows of the table emb") as caught:
         launch(request_for(tmp_path, (5, 4, 3), PARTS, 9, "leave lab/b at 3"))
     assert caught.value.code == "EV403" and "--resume" in caught.value.remedy
+
+
+@pytest.mark.parametrize("where", ["cpu", "device"])
+def test_an_accelerator_leaves(tmp_path: Path, where: str) -> None:
+    """How ids are read is not looked for again: the model is on the device by then."""
+    cards = fleet(Device(name=A, kind="RTX 3080"), Device(name=B, kind="RTX 3060")).only((A, B))
+    wanted = replace(request_for(tmp_path, (7, 5), {"emb": where}, 12), fleet=cards, rehearse=True)
+    script = Path(wanted.script)
+    script.write_text(script.read_text().replace(".double()", ""))
+    outcome = plain.signalled(wanted, B, signal.SIGTERM, 3)
+    assert error_of(outcome, 12) <= 1e-5
+    assert rows_of(outcome) == {A: 40}

@@ -15,11 +15,12 @@ from evener.core.membership import Turn
 from evener.core.tell import tell
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.runtime.replicas import spread_state
+from evener.runtime.tables.layer import table_layers
 from evener.session.generation import conclude, train
 from evener.session.journal import Journal, Outcome
 from evener.session.layout.fewer import NOT_ELASTIC, parting_ways
 from evener.session.layout.owning import NOT_ELASTIC as PARTS_NOT_ELASTIC
-from evener.session.layout.tables import in_files, table_names, tables_end, take_out
+from evener.session.layout.tables import ids_found, in_files, table_names, tables_end, take_out
 from evener.session.meeting import FINISHED, FOREVER, HOW_TO_JOIN, OUTCOME, Failure, Meeting, is_launched
 from evener.session.members.form import form, room_of
 from evener.session.members.joiner import enter, own_profile
@@ -136,6 +137,8 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
             f"a job with tables in files takes in no device: {', '.join(table_names(recipe))}",
             remedy="start it again with all devices",
         )
+    if layers := table_layers(recipe.model):
+        ids_found(recipe, layers)  # rows could not be exchanged else: said before it touches the job
     pulse = _started_pulse(meeting, device.name)
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse, has_begun=True)
     try:

@@ -1,6 +1,8 @@
 """One table: the part of its rows that this device holds, and what a step reads and adds up of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,6 +92,7 @@ class Table:
         self.optimizer: TableOptimizer | None = None
         self.rates = Rates()
         self.before: list[Part] = []  # what this device had before it shared anew, good until the next step
+        self.ids_of: Callable[[Any], torch.Tensor] | None = None  # of a batch, once that is known
         self.is_whole = True  # whether all rows of `part` are there
         self.collects = False
         self.gradient: tuple[torch.Tensor, torch.Tensor] | None = None  # local ids, summed rows

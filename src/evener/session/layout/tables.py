@@ -382,11 +382,13 @@ def ids_found(
     batch = recipe.batch_of(_WATCHED_SAMPLES)
     args, kwargs, _ = recipe.problem.inputs(batch)
     asked: dict[str, list[Tensor]] = {}
-    if any(recipe.ids.get(x.table.name) is None for x in layers):
+    # Found once: later on the model is no longer whole and on the CPU.
+    known = {x.table.name: x.table.ids_of for x in layers if x.table.ids_of}
+    if any(recipe.ids.get(x.table.name, known.get(x.table.name)) is None for x in layers):
         asked = ids_asked(recipe.model, layers, lambda: recipe.model(*args, **kwargs))
     found, notes = {}, []
     for name in dict.fromkeys(x.table.name for x in layers):
-        given = recipe.ids.get(name)
+        given = recipe.ids.get(name, known.get(name))
         if given is not None:
             found[name] = given
         if given is not None or (name in recipe.ids and not must):
@@ -398,4 +400,6 @@ def ids_found(
                 raise
             note = f"table {name}: {e.what}, so none are sent before they are asked for"
         notes.append(note)
+    for layer in layers:
+        layer.table.ids_of = found.get(layer.table.name)
     return found, tuple(notes)
