@@ -3,7 +3,8 @@
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -11,10 +12,11 @@ import torch
 from torch import nn
 
 from evener.core.tracebacks import tells_of_full_memory
-from evener.errors import DataError, EvenerError, FileError, ModelError, UsageError
+from evener.errors import EvenerError, FileError, ModelError, UsageError
 from evener.runtime.dropout import KeyedDropout, replace_dropout
 from evener.runtime.problem import Inputs, Problem, default_inputs, loss_on_cpu
 from evener.runtime.tables.optimizers import TableOptimizer
+from evener.session.recipe_fields import checked_fields
 
 LOSS_PLACE = "(loss)"
 ALL_TABLES = "*"
@@ -87,13 +89,9 @@ class Recipe:
                 f"the recipe's model is a {type(self.model).__name__}",
                 remedy="an instance of torch.nn.Module",
             )
-        if not hasattr(self.dataset, "__getitem__") or not hasattr(self.dataset, "__len__"):
-            raise DataError(
-                f"the dataset is a {type(self.dataset).__name__} without length or index",
-                remedy="a map-style dataset: __len__ and __getitem__; a list of samples will do",
-            )
-        if len(self.dataset) == 0:
-            raise DataError("the dataset is empty", numbers="0 samples", remedy="check the path and filters")
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in checked_fields(given).items():
+            object.__setattr__(self, name, value)
         if isinstance(self.place, str):
             object.__setattr__(self, "place", {ALL_TABLES: self.place})
         if not isinstance(self.place, Mapping):
@@ -101,8 +99,6 @@ class Recipe:
                 f"place is a {type(self.place).__name__}: {self.place!r}",
                 remedy='places by table, {"emb": "cpu"}, or a word for all tables, "auto"',
             )
-        if self.global_batch < 1:
-            raise UsageError(f"global_batch must be 1 or more, got {self.global_batch}")
         for option, hint in get_type_hints(type(self)).items():
             kinds = (hint, *get_args(hint))
             choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
@@ -204,7 +200,9 @@ def load_recipe(script: str | Path, seed: int) -> Recipe:
     path = Path(script).resolve()
     if not path.is_file():
         raise FileError(f"no script {script}", remedy="the path of a Python file with a function recipe()")
-    spec = importlib.util.spec_from_file_location("evener_recipe_" + path.stem, path)
+    name = "evener_recipe_" + path.stem
+    # With a loader of its own, as a script need not end in .py.
+    spec = importlib.util.spec_from_file_location(name, path, loader=SourceFileLoader(name, str(path)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # so that loader workers can find its classes
@@ -221,6 +219,11 @@ def load_recipe(script: str | Path, seed: int) -> Recipe:
         made = module.recipe()
     except EvenerError:
         raise
+    except SyntaxError as e:
+        raise ModelError(
+            f"{e.filename or path}:{e.lineno} is no Python: SyntaxError: {e.msg}",
+            remedy="the path of a Python file with a function recipe()",
+        ) from e
     except Exception as e:
         line = _line_in(path, e)
         remedy = _TOO_LARGE if tells_of_full_memory(e) else "run the script alone"

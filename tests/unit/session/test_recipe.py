@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from evener.errors import ModelError, UsageError
+from evener.errors import DataError, ModelError, UsageError
 from evener.session.recipe import Recipe, load_recipe
 
 
 def made(**options: Any) -> Recipe:
     model = nn.Linear(1, 1)
-    return Recipe(
-        model=model, dataset=[0], loss=nn.MSELoss(), optimizer=torch.optim.SGD, global_batch=1, **options
-    )
+    needed = {"dataset": [0], "loss": nn.MSELoss(), "optimizer": torch.optim.SGD, "global_batch": 1}
+    return Recipe(model=model, **(needed | options))
 
 
 @pytest.mark.parametrize(
@@ -53,3 +52,74 @@ def test_a_table_that_no_memory_holds_is_to_be_built_on_the_meta_device(tmp_path
     with pytest.raises(ModelError, match=r"huge\.py:4 raised RuntimeError") as refused:
         load_recipe(str(script), 0)
     assert 'device="meta", see "A table larger than any memory"' in refused.value.remedy
+
+
+SGD = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong", "told"),
+    [
+        ("optimizer", SGD, "optimizer=lambda params: "),
+        ("optimizer", None, "optimizer=lambda params: "),
+        ("loss", 3, "CrossEntropyLoss()"),
+        ("loss", nn.MSELoss, "loss=MSELoss()"),
+        ("collate", [1], "collate=lambda samples"),
+        ("schedule", torch.optim.lr_scheduler.StepLR(SGD, 1), "schedule=lambda samples_seen"),
+        ("inputs", "x", "inputs=lambda batch"),
+        ("weight", 2, "weight=lambda batch"),
+        ("metrics", "correct", '("correct",) for one'),
+        ("compress", "int8", '("int8",) for one'),
+        ("shuffle", "no", "shuffle=True or"),
+        ("max_norm", "1", "above 0"),
+        ("max_norm", 0, "above 0"),
+        ("figures", {"loss": "low"}, "a number"),
+        ("name", 3, "a line"),
+        ("name", "two\nlines", "a line"),
+        ("global_batch", 8.5, "a whole number"),
+        ("global_batch", True, "a whole number"),
+        ("global_batch", 0, ""),
+        ("global_batch", 10**20, ""),
+        ("workers", 1.0, "a whole number"),
+        ("workers", -1, ""),
+    ],
+)
+def test_a_field_of_another_type_is_refused_when_the_recipe_is_made(
+    option: str, wrong: Any, told: str
+) -> None:
+    with pytest.raises(UsageError, match=option) as refused:
+        made(**{option: wrong})
+    assert refused.value.code == "EV103"
+    assert told in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong", "told"),
+    [
+        ("dataset", iter([1]), "without length"),
+        ("dataset", [], "the dataset is empty"),
+        ("heldout", [], "the held-out set is empty"),
+        ("heldout", 3, "held-out set is of type int"),
+    ],
+)
+def test_data_that_cannot_be_used_is_refused_when_the_recipe_is_made(
+    option: str, wrong: Any, told: str
+) -> None:
+    with pytest.raises(DataError, match=told):
+        made(**{option: wrong})
+
+
+def test_numbers_of_other_libraries_and_lists_of_words_are_taken() -> None:
+    recipe = made(global_batch=torch.tensor([4]).numpy()[0], metrics=["correct"])
+    assert (recipe.global_batch, type(recipe.global_batch), recipe.metrics) == (4, int, ("correct",))
+
+
+@pytest.mark.parametrize("name", ["job", "README.md"])
+def test_a_script_may_have_any_name(tmp_path: Path, name: str) -> None:
+    script = tmp_path / name
+    script.write_text("def recipe():\n    return 3\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="returned a int"):
+        load_recipe(script, 0)
+    script.write_text("# A title\n\nSome *text*.\n", encoding="utf-8")
+    with pytest.raises(ModelError, match=f"{name}:3 is no Python: SyntaxError"):
+        load_recipe(script, 0)
