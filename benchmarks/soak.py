@@ -5,10 +5,9 @@
 Each script draws 2 to 4 processes, a plan (data parallel, pipeline, hybrid), an optimiser, and one to three
 events: a process that kills itself between two actions, one that is killed or stopped from outside at any
 instant (inside a reduction or the commit too), one cut off for a while, one that joins, one that runs out of
-memory, one asked to leave (SIGTERM). Some data-parallel plans steal. Checked: it ends in time, in float64 its
-parameters are those of a plain loop
-to 1e-10, each step's loss is that loop's (so no sample is lost or doubled), and each loss of a device
-stands among the decisions with its reason.
+memory, one asked to leave (SIGTERM). Some data-parallel plans steal, some devices are rehearsed. Checked: it
+ends in time, in float64 its parameters are those of a plain loop to 1e-10, each step's loss is that loop's (so
+no sample is lost or doubled), and each loss of a device stands among the decisions with its reason.
 """
 
 import multiprocessing
@@ -29,7 +28,7 @@ from safetensors.torch import load_file
 from soak_task import BATCH, EPOCHS, SAMPLES, plan_of, reference, write_recipe
 
 from evener.core.faults import FaultScript, parse_faults
-from evener.core.figures import Value
+from evener.core.figures import Figure, Value
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Plan
 from evener.errors import EvenerError
@@ -41,6 +40,14 @@ from evener.session.request import Request, folder_at
 STEPS = EPOCHS * SAMPLES // BATCH
 BOUND = 1e-10
 LATE_S = 90.0
+REHEARSED = Device(
+    name="lab0/0",
+    kind="paced 1 GFLOP/s",
+    threads=1,
+    flops={"float64": Figure(value=1e9, source="assumed")},
+    bytes_per_s=Figure(value=1e9, source="assumed"),
+    launch_s=Figure(value=1e-5, source="assumed"),
+)
 FROM_OUTSIDE = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "ask": signal.SIGTERM}
 
 
@@ -58,11 +65,12 @@ class Script(Value, frozen=True, kw_only=True):
     max_norm: float | None
     faults: FaultScript
     outside: tuple[tuple[str, str, int, float], ...] = ()
+    rehearsed: bool
 
     def __str__(self) -> str:
         outside = "; ".join(f"{w} {d} {s:.3f} s after step {n}" for w, d, n, s in self.outside)
         events = "; ".join(filter(None, (str(self.faults), outside)))
-        shape = f"{self.shape}{', stealing' if self.plan.steal else ''}"
+        shape = ", ".join((self.shape, *["stealing"] * self.plan.steal, *["rehearsed"] * self.rehearsed))
         return f"script {self.number}: {len(self.devices)} devices, {shape}, {self.optimizer}: {events}"
 
 
@@ -96,22 +104,26 @@ def draw(number: int, seed: int) -> Script:
     if rng.random() < 0.3 and shape == "data-parallel" and smallest > 1:  # one sample cannot be halved
         events.append(f"oom {rng.choice(starting)} at {rng.randint(1, 12)}")
     optimizer, max_norm = rng.choice(("sgd", "adamw")), rng.choice((None, 0.5))
+    steal = plan.is_data_parallel and rng.random() < 0.3
     return Script(
         number=number,
         shape=shape,
         devices=tuple(devices),
-        plan=replace(plan, steal=plan.is_data_parallel and rng.random() < 0.3),
+        plan=replace(plan, steal=steal),
         optimizer=optimizer,
         max_norm=max_norm,
         faults=parse_faults("; ".join(events)),
         outside=tuple(outside),
+        rehearsed=not steal and rng.random() < 0.3,
     )
 
 
 def play(script: Script, folder: Path, recipe: Path) -> tuple[Outcome | str, float]:
     """The outcome, or what went wrong, and the seconds it took."""
+    kind = REHEARSED if script.rehearsed else Device(name="lab0/0", kind="cpu", threads=1)
     request = Request(
-        fleet=Fleet(devices=tuple(Device(name=d, kind="cpu", threads=1) for d in script.devices)),
+        fleet=Fleet(devices=tuple(replace(kind, name=d) for d in script.devices)),
+        rehearse=script.rehearsed,
         run_dir=str(folder),
         script=str(recipe),
         epochs=EPOCHS,

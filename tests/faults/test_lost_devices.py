@@ -9,12 +9,14 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
 from evener.core.faults import parse_faults
+from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.order import epoch_order
 from evener.core.plan import Pipeline, Plan, Share, Stage
@@ -91,6 +93,10 @@ def request_for(
         snapshot_every=2,
         quiet=True,
     )
+
+
+def assumed(value: float) -> Figure:
+    return Figure(value=value, source="assumed")
 
 
 def undisturbed(steps: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -181,6 +187,26 @@ def test_a_device_asked_to_leave_hands_over_and_no_step_is_taken_twice(tmp_path)
     assert error_of(outcome, 24) <= 1e-12
     assert steps_of(outcome) == list(range(24))
     assert any("lab/b leaves as it was asked to" in s for s in outcome.decisions)
+
+
+@pytest.mark.parametrize("device", ["lab/a", "lab/b"])
+def test_a_rehearsed_device_hands_over_what_it_alone_holds(tmp_path, device: str) -> None:
+    """What it sends takes the seconds of its links, which the fleet of those that stay does not name."""
+    request = request_for(tmp_path, in_a_row("0 1", "2"), steps=24)
+    paced = Device(
+        name="lab/a",
+        kind="paced",
+        threads=1,
+        flops={"float64": assumed(1e9)},
+        bytes_per_s=assumed(1e9),
+        launch_s=assumed(1e-5),
+    )
+    devices = tuple(msgspec.structs.replace(paced, name=d.name) for d in request.fleet.devices)
+    request = msgspec.structs.replace(request, rehearse=True, fleet=Fleet(devices=devices))
+    outcome = signalled(request, device, signal.SIGTERM, 3)
+    assert error_of(outcome, 24) <= 1e-12
+    assert steps_of(outcome) == list(range(24))
+    assert any(f"{device} leaves as it was asked to" in s for s in outcome.decisions)
 
 
 @pytest.mark.parametrize("device", ["lab/a", "lab/b", "lab/c"])

@@ -86,7 +86,8 @@ class Rest(Value, frozen=True, kw_only=True):
 class Turn(Value, frozen=True, kw_only=True):
     """How a generation begins: the plan, who is there, and from where the job goes on.
 
-    `members` may be more than the plan uses: a device that leaves still hands over what only it holds.
+    `members` may be more than the plan uses: a device that leaves still hands over what only it holds. It is
+    not in `fleet` any more; `handing_over` is the fleet of all members, where some of them leave.
     `holders` has, by name of parameter and buffer, who has its state as of `step`; with `rewind` that state
     is in their copies of before `step`. `ballot` concludes the step before for those who lack it. `rest` is
     what is left to do of `step` where samples of it are kept. `rows` has by table who gives which rows;
@@ -101,6 +102,7 @@ class Turn(Value, frozen=True, kw_only=True):
     holders: dict[str, tuple[str, ...]] = {}
     loss_scale: ScaleState | None = None
     leaves: tuple[str, ...] = ()
+    handing_over: Fleet | None = None
     ballot: Ballot | None = None
     rewind: bool = False
     rest: Rest | None = None
@@ -111,3 +113,8 @@ class Turn(Value, frozen=True, kw_only=True):
     def stays(self) -> tuple[str, ...]:
         """The members that are still there once state was handed over."""
         return tuple(m for m in self.members if m not in self.leaves)
+
+    @property
+    def everyone(self) -> Fleet:
+        """The fleet of all members."""
+        return self.handing_over or self.fleet

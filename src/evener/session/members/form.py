@@ -131,7 +131,7 @@ def _settle_in(member: Member, generation: Generation) -> None:
         states = {n: own.copies.state_of(turn.step, n) for n in held if here in mine.get(n, ())}
     if route or tables:
         channel = member.site.channel(
-            turn.fleet,
+            turn.everyone,
             Ranks(turn.members, here),
             generation.room.within("handover").store,
             rehearse=member.request.rehearse,

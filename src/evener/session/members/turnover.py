@@ -127,7 +127,8 @@ def _turn(
         fleet, plan, leaves = planned.fleet, planned.plan, planned.leaves
         reasons += planned.reasons
     else:
-        fleet = old.fleet.only(tuple(d.name for d in old.fleet.devices if d.name in members))
+        # Who was about to leave, and no step was taken since, is still there.
+        fleet = old.everyone.only(tuple(d.name for d in old.everyone.devices if d.name in members))
         if gone:
             plan, sentence = next_plan(member.request, member.recipe, member.profile, fleet, plan, gone)
             reasons.append(sentence)
@@ -150,6 +151,7 @@ def _turn(
         holders=settled.holders,
         loss_scale=settled.loss_scale,
         leaves=leaves,
+        handing_over=old.everyone.only(members) if leaves else None,
         ballot=settled.ballot,
         rewind=settled.rewind,
         rest=rest,
