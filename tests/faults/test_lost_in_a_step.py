@@ -120,7 +120,7 @@ def test_a_second_device_before_anything_is_taken_anew(tmp_path) -> None:
     """Story: the sums were handed to a generation that never took a step."""
     trap = (
         "from evener.session.members import form\n"
-        "before(form.Steps, '__init__', 'lab/b', lambda self, recipe, plan, *more: len(plan.devices) == 2)"
+        "before(form.Steps, '__init__', 'lab/b', lambda self, seat, *more: len(seat.plan.devices) == 2)"
     )
     outcome = run(tmp_path, trap, faults="leave lab/c at 3")
     assert "5 of 12 samples of step 3 are kept (lab/a 5), the other 7 taken anew (lab/a 7)" in told(
