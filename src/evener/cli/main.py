@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from evener import __version__
-from evener.errors import EvenerError, UsageError
+from evener.errors import EnvironmentBrokenError, EvenerError, UsageError
 
 # One line each, so that `evener --help` imports no verb. evener/cli/<verb>.py has a function <verb>.
 VERBS = {
@@ -101,11 +101,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _report_wrong_use(error, args)
     except (typer.Abort, KeyboardInterrupt):
         code = 130
+    except ImportError as error:
+        code = _report(_not_imported(error), args)
     except Exception as error:
         traceback.print_exc()
         what = f"unexpected {type(error).__name__}: {error}"
         code = _report(EvenerError(what, remedy="report it with the traceback above and the command"), args)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _not_imported(error: ImportError) -> EvenerError:
+    """A package that is missing or broken, as torch without one of its libraries is."""
+    name = (error.name or "").partition(".")[0]
+    frames = [f.f_globals.get("__name__", "") for f, _ in traceback.walk_tb(error.__traceback__)]
+    is_torch = name == "torch" or any(f.partition(".")[0] == "torch" for f in frames)
+    what = "torch" if is_torch else f"the package {name}" if name else "a package"
+    remedy = "evener doctor: it says what is wrong with this host's torch and what mends it"
+    return EnvironmentBrokenError(
+        f"{what} cannot be imported: {error}",
+        remedy=remedy if is_torch else "install evener anew in an environment of its own, with its packages",
+    )
 
 
 def _report_wrong_use(error: typer.TyperException, args: list[str]) -> int:

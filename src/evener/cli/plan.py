@@ -40,6 +40,8 @@ from evener.core.job import Job, Shapes
 from evener.core.ownership import WORDS, held_by, shares_of_state
 from evener.core.plan import Pipeline, Plan
 from evener.core.profile import Profile
+from evener.core.split import split_of
+from evener.core.tell import waiting
 from evener.core.words import counted
 from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
 from evener.planner import Alternative, PlanResult
@@ -151,7 +153,9 @@ def solved(world: World, job: Job, shapes: Shapes) -> PlanResult:
         if job.batch_per_device is not None:
             raise UsageError("a given split does not say how a larger batch is split", remedy="--batch N")
         job = replace(job, global_batch=max(1, round(job.global_batch * world.batch)))
-    return best_plan(world.fleet, world.profile, job, shapes=shapes)
+    work = f"{counted(job.global_batch, 'sample')} a step on {counted(len(world.fleet.devices), 'device')}"
+    with waiting(f"still planning {work}"):
+        return best_plan(world.fleet, world.profile, job, shapes=shapes)
 
 
 def in_precision(plan: Plan, precision: str) -> Plan:
@@ -206,7 +210,7 @@ def job_from(fleet: Fleet, batch: int | None, batch_per_device: str | None, **wi
 
     Example: a fleet of a/0 and a/1 with batch_per_device "3,1" is a global batch of 4.
     """
-    split = parse_split(fleet, batch_per_device) if batch_per_device else None
+    split = split_of(batch_per_device, fleet)
     if batch is None and split is None:
         raise UsageError("no batch is given", remedy="--batch N, or --batch-per-device 2,2,2,15")
     try:
@@ -214,28 +218,6 @@ def job_from(fleet: Fleet, batch: int | None, batch_per_device: str | None, **wi
         return Job(global_batch=total, batch_per_device=split, **wishes)  # type: ignore[arg-type]
     except ValueError as e:
         raise UsageError(str(e), remedy="numbers that agree with each other") from e
-
-
-def parse_split(fleet: Fleet, text: str) -> dict[str, int]:
-    """Samples by device from "2,2,15" (one for each device of the fleet, in order) or "name=2,name=15"."""
-    names = [d.name for d in fleet.devices]
-    words = [w.strip() for w in text.split(",") if w.strip()]
-    named = [w.rpartition("=") for w in words]
-    try:
-        if all(equals for _, equals, _ in named):
-            return {name: int(number) for name, _, number in named}
-        numbers = [int(w) for w in words]
-    except ValueError as e:
-        raise UsageError(
-            f"cannot read the split {text!r}", remedy="2,2,2,15 or host/gpu0=2,host/cpu=15"
-        ) from e
-    if len(numbers) != len(names):
-        raise UsageError(
-            f"the split has {counted(len(numbers), 'number')}, the fleet {counted(len(names), 'device')}",
-            numbers=", ".join(names),
-            remedy="one number for each device (0 for none), or name=number",
-        )
-    return dict(zip(names, numbers, strict=True))
 
 
 def as_object(result: PlanResult, told: tuple[Advice, ...] = ()) -> dict[str, Any]:
@@ -290,7 +272,11 @@ def show(result: PlanResult, console: Console, told: tuple[Advice, ...] = ()) ->
                     f"{busy / prediction.step_s:.0%}" if causes else "",
                 )
     console.print(table)
-    proof = {"proven": "no plan is faster", "within": f"no plan is more than {result.gap:.2%} faster"}
+    proof = {
+        "proven": "no plan is faster",
+        "within": f"no plan is more than {result.gap:.2%} faster",
+        "given": "the split is the one given, no other was looked for",
+    }
     sure = proof.get(result.status, f"search stopped early, at most {result.gap:.2%} from the best")
     console.print(
         f"a step takes {ms(prediction.step_s)} ({ms(prediction.lower_s)} to {ms(prediction.upper_s)}), "

@@ -34,7 +34,9 @@ def profile(
             help="Sizes to measure, in samples, with commas between: 1,2,4. Default: powers of two."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weights and of everything random in the model.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the weights and of all else that is random.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure seconds and bytes of a model's layers and of its whole step.

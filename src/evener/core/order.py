@@ -32,6 +32,15 @@ def global_batch_at(samples_seen: int, dataset_size: int, global_batch: int) -> 
     return GlobalBatch(epoch=epoch, start=start, stop=min(start + global_batch, dataset_size))
 
 
+def batches_in(samples: int, dataset_size: int, global_batch: int) -> int:
+    """Global batches that the first `samples` samples of the order are: each epoch's last one counts whole.
+
+    Example: 10 samples in fours are 3 batches an epoch, so 20 samples are 6 and 24 are 7.
+    """
+    epochs, rest = divmod(samples, dataset_size)
+    return epochs * -(-dataset_size // global_batch) - (-rest // global_batch)
+
+
 def epoch_order(dataset_size: int, epoch: int, seed: int, *, shuffle: bool = True) -> np.ndarray:
     """Indices of the dataset in the order of `epoch`: a permutation drawn from (seed, epoch)."""
     if not shuffle:

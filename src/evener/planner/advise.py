@@ -22,7 +22,7 @@ from evener.sim import World as Played
 from evener.sim import plan_costs, play, shrink
 
 HELPS = 0.01
-_PLAYED_BEYOND = 5
+_MOST_PLAYED = 24
 _SLIGHT = 0.002
 Solve = Callable[[World, Job, Shapes], PlanResult]
 """The best plan of a world for a job; NoPlanFitsError where there is none."""
@@ -65,6 +65,11 @@ class Gain(Value, frozen=True, kw_only=True):
     after: Sum
     assumed: tuple[str, ...] = ()
 
+    @property
+    def helps(self) -> bool:
+        """Whether it gives a hundredth more samples a second, or a plan where there was none."""
+        return self.gain is None or self.gain >= HELPS
+
 
 class Counsel(Value, frozen=True, kw_only=True):
     """What would help, the best first, and all else that was tried: what helps less, and what cannot be.
@@ -99,10 +104,10 @@ def counsel(
 ) -> Counsel:
     """The `most` changes among `tries` that help most, each with its gain, and what became of the others.
 
-    Every try is planned; the best are played in the simulator, and ordered by that. Of tries about one thing
-    the best stands for all. A change helps that gives a hundredth more samples a second, or makes a job fit
-    that has no plan. Schedules other than the plan's are played too. Raises NoPlanFitsError where the job has
-    no plan and no change gives it one.
+    Every try is planned; the best are played in the simulator, and ordered by that, so that those told and
+    those behind them are compared by one measure. Of tries about one thing the best is told. A change helps
+    that gives a hundredth more samples a second, or makes a job fit that has no plan. Schedules other than
+    the plan's are played too. Raises NoPlanFitsError where the job has no plan and no change gives it one.
     """
     try:
         now: PlanResult | None = solve(world, job, shapes)
@@ -110,9 +115,11 @@ def counsel(
         now, why = None, e
     base = None if now is None else sum_of(world, now.plan, job)
     planned, failed = _planned(tries, solve)
-    best, rest = _best_of_each(planned, most + _PLAYED_BEYOND)
+    planned.sort(key=lambda p: -p.samples_per_s)
+    best, rest = planned[:_MOST_PLAYED], planned[_MOST_PLAYED:]
     known = frozenset() if now is None else _kinds(world, now.plan)
     gains = [_gain(p, sum_of(p.world, p.result.plan, p.one.job), base, known) for p in best]
+    about = {id(g): p.one.about for g, p in zip(gains, best, strict=True)}
     if now is not None and base is not None:
         played, misfits = _schedules(world, now, job, base)
         gains += played
@@ -120,7 +127,8 @@ def counsel(
     if now is None and not gains:
         raise why
     gains.sort(key=_by_gain)
-    helps = [g for g in gains if g.gain is None or g.gain >= HELPS][:most]
+    first = {about.get(id(g), g.change): g for g in reversed(gains) if g.helps}  # the best about each thing
+    helps = sorted(first.values(), key=_by_gain)[:most]
     planner_base = None if now is None else _planned_sum(now.plan)
     gains += [_gain(p, _planned_sum(p.result.plan), planner_base, known) for p in rest]
     return Counsel(
@@ -146,17 +154,6 @@ def _planned(tries: Sequence[Try], solve: Solve) -> tuple[list[_Planned], dict[s
         except EvenerError as e:  # a kind without figures, slices without a link, no plan: each is told
             failed[one.change] = e.what
     return found, failed
-
-
-def _best_of_each(planned: list[_Planned], most: int) -> tuple[list[_Planned], list[_Planned]]:
-    """(the fastest try about each thing, `most` of them; all others), fastest first."""
-    ordered = sorted(planned, key=lambda p: -p.samples_per_s)
-    best: dict[str, _Planned] = {}
-    for p in ordered:
-        if len(best) < most:
-            best.setdefault(p.one.about, p)
-    chosen = {id(p) for p in best.values()}
-    return list(best.values()), [p for p in ordered if id(p) not in chosen]
 
 
 def _kinds(world: World, plan: Plan) -> frozenset[str]:

@@ -30,6 +30,8 @@ def plan(fleet: Fleet, profile: Profile, job: Job, *, shapes: Shapes = "data-par
     wishes that contradict each other.
     """
     result = _found(fleet, profile, job, shapes)
+    if job.batch_per_device is not None:
+        result = replace(result, status="given", gap=0.0)
     if job.fewer:
         result = with_fewer(fleet, profile, job, result)
     result = with_unused(fleet, job, result)

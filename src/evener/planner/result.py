@@ -5,7 +5,7 @@ from typing import Literal
 from evener.core.figures import Value
 from evener.core.plan import LeftOut, Plan
 
-Status = Literal["proven", "within", "time limit"]
+Status = Literal["proven", "within", "time limit", "given"]
 
 
 class Alternative(Value, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class PlanResult(Value, frozen=True, kw_only=True):
     """`plan` is the best one found. No plan of the shapes searched is faster than plan × (1 - gap).
 
     "proven": gap is 0 up to rounding. "within": gap is the proven bound. "time limit": the search was cut
-    short, gap is what the bound had reached.
+    short, gap is what the bound had reached. "given": the split was given, and no other was looked at.
     """
 
     plan: Plan

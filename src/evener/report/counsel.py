@@ -1,5 +1,6 @@
 """Advice as text: the changes that help, each with its gain, its sum and what it assumes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,12 +27,17 @@ def counsel_text(found: Counsel, *, everything: bool = False) -> str:
         )
     if everything:
         lines += [f"also tried: {g.change}: {_gained(g)}" for g in found.others]
-    elif found.others:
-        best = ", ".join(f"{g.change} {_short(g)}" for g in found.others[:_FEW])
-        more = len(found.others) - _FEW
-        lines.append(f"less or nothing: {best}" + (f" and {more} more (--all)" if more > 0 else ""))
+    else:
+        lines += _few("in their place, or behind them", [g for g in found.others if g.helps])
+        lines += _few("less than 1 %, or nothing", [g for g in found.others if not g.helps])
     lines += [f"could not be computed: {change}: {why}" for change, why in found.failed.items()]
     return render(*lines)
+
+
+def _few(title: str, gains: Sequence[Gain]) -> list[str]:
+    best = ", ".join(f"{g.change} {_short(g)}" for g in gains[:_FEW])
+    more = len(gains) - _FEW
+    return [f"{title}: {best}" + (f" and {more} more (--all)" if more > 0 else "")] if gains else []
 
 
 def _gained(gain: Gain) -> str:

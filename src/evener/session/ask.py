@@ -13,6 +13,7 @@ from evener.core.files import read
 from evener.core.fleet import Device, Fleet, unlike_kinds
 from evener.core.plan import Plan
 from evener.core.profile import Profile
+from evener.core.split import split_of
 from evener.core.words import counted
 from evener.errors import UsageError
 from evener.session.checkpoints.resume import LATEST, latest_run, seed_of
@@ -120,31 +121,6 @@ def alike_by_kind(fleet: Fleet) -> Fleet:
             remedy="a kind of its own for each of them in the fleet file",
         )
     return fleet
-
-
-def split_of(text: str | None, fleet: Fleet, option: str = "--batch-per-device") -> dict[str, int] | None:
-    """Numbers by device from "2,2,2,15" (in the fleet's order) or "lab1/a=2,lab1/b=15"."""
-    if not text:
-        return None
-    words = [w.strip() for w in text.split(",") if w.strip()]
-    pairs = [w.split("=") if "=" in w else (None, w) for w in words]
-    try:
-        if all(len(p) == 2 and p[0] is None for p in pairs):
-            if len(pairs) != len(fleet.devices):
-                raise UsageError(
-                    f"{option} has {counted(len(pairs), 'number')} for "
-                    f"{counted(len(fleet.devices), 'device')}",
-                    numbers=f"devices: {', '.join(d.name for d in fleet.devices)}",
-                    remedy="one number a device, 0 to leave one out, or name=number",
-                )
-            return {d.name: int(n) for d, (_, n) in zip(fleet.devices, pairs, strict=True)}
-        return {fleet.device(str(name)).name: int(n) for name, n in pairs}
-    except ValueError as e:
-        named = fleet.devices[0].name
-        raise UsageError(
-            f"cannot read {option} {text!r}: it has whole numbers, or a device and its number each",
-            remedy=f"{','.join('1' * len(fleet.devices))} in the order of the fleet, or {named}=1,...",
-        ) from e
 
 
 def request_for(

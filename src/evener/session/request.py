@@ -20,6 +20,8 @@ from evener.errors import FileError, UsageError
 from evener.planner.tables import CPU, DENSE, DEVICE
 from evener.session.checkpoints.save_rule import Rule
 
+MAX_SEED = 2**63 - 1  # what every generator takes
+
 
 class Later(Value, frozen=True, kw_only=True):
     """A device of the fleet file that joins from step `from_step` on, and its links."""
@@ -105,6 +107,8 @@ class Request(Value, frozen=True, kw_only=True):
             raise UsageError(
                 f"--parts has {', '.join(negative)}", remedy="numbers of 0 or more, not all 0: 5,3,2"
             )
+        if not 0 <= self.seed <= MAX_SEED:
+            raise UsageError(f"the seed is {self.seed}", remedy=f"a whole number from 0 to {MAX_SEED}")
         if self.steps is not None and self.steps < 1:
             raise UsageError(f"{self.steps} steps train nothing", remedy="1 step or more")
         if self.epochs is not None and not 0 < self.epochs < float("inf"):

@@ -48,3 +48,15 @@ def test_the_ways_to_compress_are_named():
 def test_parts_below_0_are_refused():
     with pytest.raises(UsageError, match="--parts has lab/a=-1"):
         Request(fleet=ONE, run_dir="runs", state="optimizer", parts={"lab/a": -1})
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"global_batch": 10**20}, "at most 4194304, got 1e[+]20"),
+        ({"global_batch": 8, "micro_batch": 9}, "micro_batch 9 is more than the global batch has, 8"),
+    ],
+)
+def test_a_job_is_no_larger_than_can_be_planned(wishes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Job(**wishes)

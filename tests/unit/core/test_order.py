@@ -2,10 +2,18 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evener.core.order import epoch_order, global_batch_at, positions, resized, samples_by_pipeline
+from evener.core.order import (
+    batches_in,
+    epoch_order,
+    global_batch_at,
+    positions,
+    resized,
+    samples_by_pipeline,
+)
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.routes import Routes
 
@@ -71,3 +79,16 @@ def test_the_order_is_a_function_of_seed_and_epoch():
     assert epoch_order(50, 1, seed=3).tolist() == epoch_order(50, 1, seed=3).tolist()
     assert epoch_order(50, 1, seed=3).tolist() != epoch_order(50, 2, seed=3).tolist()
     assert epoch_order(5, 1, seed=3, shuffle=False).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"), [(4, 1), (8, 2), (9, 3), (10, 3), (20, 6), (24, 7), (30, 9)]
+)
+def test_the_short_last_batch_of_an_epoch_counts(samples: int, expected: int) -> None:
+    """Steps were counted as samples / batch, and a run of 12 steps showed "step 12/11"."""
+    assert batches_in(samples, 10, 4) == expected
+    seen = steps = 0
+    while seen < samples:
+        seen += global_batch_at(seen, 10, 4).samples
+        steps += 1
+    assert steps == expected

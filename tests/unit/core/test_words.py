@@ -4,10 +4,10 @@ import pytest
 
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.split import split_of
 from evener.core.words import counted, in_bytes, printable, some
 from evener.errors import UsageError
 from evener.report.plans import plan_text
-from evener.session.ask import split_of
 
 
 def test_a_number_with_its_word() -> None:

@@ -122,3 +122,19 @@ def test_the_object_has_its_keys(slow_link):
     made = counsel_object(advice(slow_link, Job(global_batch=16)))
     assert set(made) == {"now", "why_not", "helps", "others", "failed", "assumed"}
     assert made["helps"][0]["gain"] > 0
+
+
+def test_what_is_told_first_is_not_beaten_by_what_is_listed_behind_it():
+    """Two hosts, one more card in either: both are played, so one of them does help more."""
+    world = World(
+        fleet=fleet_of(["a", "b", "a"], memory=1e10, curve=line(1e-3, 2e8)),
+        profile=chain({"a": 0.004, "b": 0.004}, param=2**22),
+    )
+    found = advice(world, Job(global_batch=32))
+    best = max(g.gain for g in found.helps)
+    assert all(g.gain <= best for g in found.others)
+    text = counsel_text(found)
+    behind = next(line for line in text.splitlines() if line.startswith("in their place, or behind them: "))
+    assert "add b h" in behind or "add a h" in behind
+    small = next(line for line in text.splitlines() if line.startswith("less than 1 %"))
+    assert all(g.gain < HELPS for g in found.others if g.change in small.split(": ", 1)[1])

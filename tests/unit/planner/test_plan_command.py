@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from evener.cli.plan import job_from, parse_split
+from evener.cli.plan import job_from
 from evener.core.figures import line
 from evener.core.files import read, write
 from evener.core.plan import Plan
+from evener.core.split import split_of
 from evener.errors import UsageError
 from tests.unit.planner.small import GIB, fleet_of, linear_profile
 
@@ -67,8 +68,8 @@ def test_no_plan_is_exit_code_1_and_wrong_use_2(files):
 
 def test_a_split_is_read_by_order_or_by_name():
     fleet = fleet_of("abc")
-    assert parse_split(fleet, "2,0,15") == {"h/0": 2, "h/1": 0, "h/2": 15}
-    assert parse_split(fleet, "h/2=15, h/0=2") == {"h/2": 15, "h/0": 2}
+    assert split_of("2,0,15", fleet) == {"h/0": 2, "h/1": 0, "h/2": 15}
+    assert split_of("h/2=15, h/0=2", fleet) == {"h/2": 15, "h/0": 2}
     assert job_from(fleet, None, "2,2,15").global_batch == 19
 
 
@@ -76,3 +77,16 @@ def test_a_split_is_read_by_order_or_by_name():
 def test_a_split_that_does_not_add_up_is_refused(batch, split):
     with pytest.raises(UsageError):
         job_from(fleet_of("abc"), batch, split)
+
+
+@pytest.mark.parametrize("batch", ["99999999999999999999", "100000000"])
+def test_a_batch_that_no_planner_can_split_is_refused(files, batch):
+    found = run(files, "--batch", batch)
+    assert found.returncode == 2
+    assert "EV103" in found.stderr and "at most 4194304" in found.stderr and "Traceback" not in found.stderr
+
+
+def test_a_split_of_ones_own_is_not_called_proven(files):
+    found = run(files, "--batch-per-device", "12,0,0,0")
+    told = " ".join(found.stdout.split())
+    assert "the split is the one given" in told and "no plan is faster" not in told

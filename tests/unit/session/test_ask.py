@@ -7,8 +7,9 @@ import pytest
 from evener.core.figures import Figure
 from evener.core.files import write
 from evener.core.fleet import Device, Fleet, Rehearsed
+from evener.core.split import split_of
 from evener.errors import UsageError
-from evener.session.ask import fleet_of, split_of, with_cpus
+from evener.session.ask import fleet_of, with_cpus
 from tests.architecture.source import ROOT
 
 FLEETS = sorted((ROOT / "examples" / "fleets").rglob("*.json"))

@@ -87,3 +87,9 @@ def planned(**more: Any) -> Plan:
 )
 def test_what_nobody_else_has_keeps_devices_from_changing(wishes: dict[str, Any], may: bool) -> None:
     assert may_change_devices(Request(fleet=ONE, run_dir="runs", **wishes)) is may
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**30])
+def test_a_seed_that_no_generator_takes_is_refused(seed: int) -> None:
+    with pytest.raises(UsageError, match=f"the seed is {seed}"):
+        Request(fleet=Fleet(devices=(Device(name="h/a", kind="cpu"),)), run_dir="runs", seed=seed)

@@ -25,7 +25,7 @@ from evener.session.layout.owning import check_owned, with_owners
 from evener.session.layout.tables import place_tables, table_names
 from evener.session.loop.stealing import check_stealing
 from evener.session.meeting import Meeting
-from evener.session.planning.decide import check_plan, choose_plan, steals, with_inexact
+from evener.session.planning.decide import check_micro_batch, check_plan, choose_plan, steals, with_inexact
 from evener.session.planning.measure import measured_links, micro_batch_grid, profile_together
 from evener.session.planning.place_words import make_folders
 from evener.session.planning.placing import Placing, plan_with_tables, with_places
@@ -39,6 +39,7 @@ def prepared(recipe: Recipe, request: Request) -> Recipe:
     """The recipe with what the request changes: batch, weights, dtype, dropout; tables where they belong."""
     if request.global_batch:
         recipe = dataclasses.replace(recipe, global_batch=request.global_batch)
+    check_micro_batch(request, recipe)
     if request.weights:
         load_weights(recipe.model, request.weights)
     if request.dtype:

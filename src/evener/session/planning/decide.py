@@ -61,7 +61,7 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
             allow=(UNLINKED,),  # devices of one host are used without probing what lies between them
         )
     except ValueError as e:
-        raise UsageError(str(e), remedy="a split that names devices of the fleet and sums to --batch") from e
+        raise UsageError(str(e), remedy="numbers that agree with each other") from e
     plan = planner.plan(fleet, profile, job, shapes=request.shapes).plan
     if steals(request, recipe):
         check_stealing(plan, recipe.model, table_names(recipe))
@@ -130,6 +130,20 @@ def check_dataset(recipe: Recipe) -> None:
             "the dataset is smaller than one global batch",
             numbers=f"{size} samples, global batch {recipe.global_batch}",
             remedy=f"--batch {size} or less (global_batch in the recipe), or more samples",
+        )
+
+
+def check_micro_batch(request: Request, recipe: Recipe) -> None:
+    """Raise UsageError where more samples at once are asked for than a step has.
+
+    Example: --micro-batch 99999 and a global batch of 256: before it measures with that many samples.
+    """
+    at_once = request.micro_batch
+    if at_once is not None and at_once > recipe.global_batch and not request.predict:
+        raise UsageError(
+            "a micro-batch cannot have more samples than a step",
+            numbers=f"--micro-batch {at_once}, global batch {recipe.global_batch}",
+            remedy=f"--micro-batch {recipe.global_batch} or less, or leave it out: the planner chooses",
         )
 
 

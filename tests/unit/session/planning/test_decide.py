@@ -9,7 +9,8 @@ from torch import nn
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.profile import Profile
-from evener.errors import DataError, PlanMismatchError
+from evener.errors import DataError, PlanMismatchError, UsageError
+from evener.session.planning.agreed import prepared
 from evener.session.planning.decide import check_plan, choose_plan
 from evener.session.planning.measure import profile_together
 from evener.session.recipe import Recipe
@@ -62,3 +63,11 @@ def test_a_device_left_out_by_an_even_split_is_not_told_of_an_option_nobody_gave
     )
     assert made.samples_by_device() == {"lab/a": 1, "lab/b": 1, "lab/c": 1}
     assert [(x.device, x.reason) for x in made.left_out] == [("lab/d", "the given split gives it no sample")]
+
+
+def test_more_samples_at_once_than_a_step_has_are_refused_before_measuring() -> None:
+    asked = Request(fleet=ONE, run_dir="runs", micro_batch=99999)
+    with pytest.raises(UsageError, match="more samples than a step") as refused:
+        prepared(recipe(512, 256), asked)
+    assert refused.value.numbers == "--micro-batch 99999, global batch 256"
+    prepared(recipe(512, 256), Request(fleet=ONE, run_dir="runs", micro_batch=256))
