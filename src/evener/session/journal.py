@@ -12,6 +12,7 @@ from rich.console import Console
 
 from evener.core.figures import Figure, Value
 from evener.core.files import write, write_bytes
+from evener.core.order import batches_in
 from evener.core.plan import Plan
 from evener.core.records import StepRecord, TableRecord
 from evener.core.trace import Span, Trace
@@ -86,8 +87,9 @@ class Journal:
         if not leads:
             return
         write(self.folder / "plan.json", plan)
-        total = samples_to_train(self._request, len(self.recipe.dataset), self.recipe.global_batch)
-        steps = -(-total // plan.global_batch)
+        size = len(self.recipe.dataset)
+        total = samples_to_train(self._request, size, self.recipe.global_batch)
+        steps = batches_in(total, size, plan.global_batch)
         write(
             self.folder / "run.json",
             RunInfo(
