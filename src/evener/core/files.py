@@ -1,7 +1,9 @@
 """Reading and writing the JSON files between the parts. Files are replaced whole, never half-written."""
 
+import io
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -75,6 +77,32 @@ def write_bytes(path: str | Path, raw: bytes) -> None:
             os.unlink(temporary)
             raise
     except OSError as e:
-        raise FileError(
-            f"cannot write {path}: {e.strerror}", remedy="a folder with room that you may write to"
-        ) from e
+        raise cannot_write(path, e) from e
+
+
+def append(path: str | Path, raw: bytes) -> None:
+    """Add `raw` to the end of the file at `path`, whole or not at all; FileError where it finds no room."""
+    try:
+        with Path(path).open("ab", buffering=0) as file:
+            append_to(file, raw)
+    except OSError as e:
+        raise cannot_write(path, e) from e
+
+
+def append_to(file: io.FileIO, raw: bytes) -> None:
+    """Add `raw` to the end of an open file without a buffer, whole or not at all; OSError if not."""
+    end, rest = file.seek(0, os.SEEK_END), memoryview(raw)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        with suppress(OSError):
+            file.truncate(end)
+        raise
+
+
+def cannot_write(path: str | Path, error: OSError) -> FileError:
+    """The error for a file that could not be written."""
+    return FileError(
+        f"cannot write {path}: {error.strerror}", remedy="a folder with room that you may write to"
+    )

@@ -1,4 +1,4 @@
-"""A run's metrics as JSON lines: one StepRecord a line, flushed at once: a crash costs at most one line."""
+"""A run's metrics as JSON lines: one StepRecord a line, written at once: a crash costs at most one line."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from types import TracebackType
 import msgspec
 
 from evener.core.figures import Value
-from evener.core.files import write_bytes
+from evener.core.files import append_to, cannot_write, write_bytes
 from evener.core.records import StepRecord
 from evener.errors import FileError
 
@@ -31,17 +31,16 @@ class MetricsWriter:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.torn = _mend(self.path)
-            self._file = self.path.open("ab")
+            self._file = self.path.open("ab", buffering=0)  # nothing is left to write when it is closed
         except OSError as e:
-            raise _cannot_write(self.path, e) from e
+            raise cannot_write(self.path, e) from e
 
     def append(self, record: StepRecord) -> None:
-        """Write `record` as one line and flush it. A loss that is not finite is written as null."""
+        """Write `record` as one line, whole or not at all. A loss that is not finite is written as null."""
         try:
-            self._file.write(msgspec.json.encode(record) + b"\n")
-            self._file.flush()
+            append_to(self._file, msgspec.json.encode(record) + b"\n")
         except OSError as e:
-            raise _cannot_write(self.path, e) from e
+            raise cannot_write(self.path, e) from e
 
     def close(self) -> None:
         self._file.close()
@@ -122,9 +121,3 @@ def _decoded(line: bytes) -> StepRecord | None:
 
 def _torn(path: Path, number: int, num_bytes: int) -> str:
     return f"line {number} of {path} is unfinished ({num_bytes} bytes) and was left out"
-
-
-def _cannot_write(path: Path, error: OSError) -> FileError:
-    return FileError(
-        f"cannot write {path}: {error.strerror}", remedy="a folder with room that you may write to"
-    )

@@ -5,9 +5,11 @@ from pathlib import Path
 import msgspec
 
 from evener.core.figures import Figure, Value
+from evener.core.files import append
 from evener.core.records import TableRecord
 from evener.core.trace import Trace
 from evener.core.words import some
+from evener.errors import FileError
 from evener.rehearsal.verdict import Lateness
 from evener.runtime.hardware import peak_bytes
 from evener.runtime.replicas import checksums, collect
@@ -94,7 +96,8 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
 def conclude(member: Member, generation: Generation, journal: Journal) -> Outcome | None:
     """Bring the trained model to the leading device, which writes it and reports; None on the others.
 
-    Hooks of ours leave the model: it may be trained again.
+    Hooks of ours leave the model: it may be trained again. FileError where the model cannot be written, once
+    everything else is.
     """
     steps, room, recipe = generation.steps, generation.room, member.recipe
     assert steps is not None
@@ -112,19 +115,29 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
     layout.tables.put_back(recipe.model, Path(member.request.run_dir))
     if ranks.rank:
         return None
-    save_parameters(recipe.model, Path(member.request.run_dir))
+    unsaved: FileError | None = None
+    try:
+        save_parameters(recipe.model, Path(member.request.run_dir))
+    except FileError as e:
+        unsaved = e
     spans = [s for d in ranks.devices for s in room.get(f"trace/{d}", Trace).spans]
     rehearsed = member.request.rehearse
     lateness = [room.get(f"lateness/{d}", Lateness) for d in ranks.devices] if rehearsed else []
     sums = [room.get(f"checksums/{d}", Checksums).by_name for d in ranks.devices]
     if member.request.profile_step is not None:
         folder = Path(member.request.run_dir)
-        steps.decisions += [write_profiled(room, ranks.devices, member.request.profile_step, folder)]
+        try:
+            steps.decisions += [write_profiled(room, ranks.devices, member.request.profile_step, folder)]
+        except FileError as e:
+            steps.decisions += [e.what]
     steps.decisions += _said({d: room.get(f"said/{d}", Said).lines for d in ranks.devices})
     journal.since = max(steps.since, generation.turn.step)
     journal.peak_bytes = {d: room.get(f"peak/{d}", Figure) for d in ranks.devices}
     journal.lookups = {d: room.get(f"lookups/{d}", Lookups).by_table for d in ranks.devices}
-    return journal.conclude(steps.plan, spans, steps.decisions, lateness, sums)
+    outcome = journal.conclude(steps.plan, spans, steps.decisions, lateness, sums)
+    if unsaved:
+        raise unsaved
+    return outcome
 
 
 def tell_passage(member: Member, generation: Generation) -> None:
@@ -138,8 +151,10 @@ def tell_passage(member: Member, generation: Generation) -> None:
         return
     steps.decisions.append(str(passage))
     if steps.ranks.rank == 0:
-        with (Path(member.request.run_dir) / "generations.jsonl").open("ab") as file:
-            file.write(msgspec.json.encode(passage) + b"\n")
+        try:
+            append(Path(member.request.run_dir) / "generations.jsonl", msgspec.json.encode(passage) + b"\n")
+        except FileError as e:
+            steps.decisions.append(e.what)
 
 
 def _prepare_for_change(member: Member, generation: Generation) -> None:

@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import msgspec
 from rich.console import Console
 
 from evener.core.figures import Figure, Value
-from evener.core.files import write, write_bytes
+from evener.core.files import append, write, write_bytes
 from evener.core.order import batches_in
 from evener.core.plan import Plan
 from evener.core.records import StepRecord, TableRecord
+from evener.core.tell import tell
 from evener.core.trace import Span, Trace
 from evener.core.words import counted
+from evener.errors import FileError
 from evener.rehearsal.verdict import Lateness, verdict
 from evener.report.accounting import report_by_prediction
 from evener.report.chrome import chrome_trace
@@ -32,6 +35,8 @@ from evener.session.loop.heldout import Heldout
 from evener.session.planning.decide import samples_to_train
 from evener.session.recipe import Recipe
 from evener.session.request import Request
+
+METRICS = "metrics.jsonl"
 
 
 class Outcome(Value, frozen=True, kw_only=True):
@@ -63,12 +68,19 @@ class Outcome(Value, frozen=True, kw_only=True):
 
 
 class Journal:
-    """Writes plan, metrics and trace of a run and shows it live; on a following process it does nothing."""
+    """Writes plan, metrics and trace of a run and shows it live; on a following process it does nothing.
+
+    A file that cannot be written is an error before the first step. After it that is told and ends no
+    training: records wait for room.
+    """
 
     def __init__(self, request: Request, recipe: Recipe) -> None:
         self.recipe, self._request = recipe, request
         self.folder, self._quiet = Path(request.run_dir), request.quiet
         self._records: list[StepRecord] = []
+        self._unwritten: deque[StepRecord] = deque()
+        self._decisions_kept = 0
+        self._refused: dict[str, str] = {}  # what the folder did not take, by file
         self._metrics: MetricsWriter | None = None
         self._live: LiveView | None = None
         self._told = 0
@@ -86,22 +98,19 @@ class Journal:
         """Write and show from here on, under `plan`, if this process `leads`."""
         if not leads:
             return
-        write(self.folder / "plan.json", plan)
+        self._attempt("plan.json", lambda path: write(path, plan))
         size = len(self.recipe.dataset)
         total = samples_to_train(self._request, size, self.recipe.global_batch)
         steps = batches_in(total, size, plan.global_batch)
-        write(
-            self.folder / "run.json",
-            RunInfo(
-                name=self.recipe.name or Path(self._request.script).stem,
-                total_steps=steps,
-                rehearse=self._request.rehearse,
-                started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
-            ),
+        info = RunInfo(
+            name=self.recipe.name or Path(self._request.script).stem,
+            total_steps=steps,
+            rehearse=self._request.rehearse,
+            started_at=datetime.now().astimezone().isoformat(timespec="seconds"),
         )
+        self._attempt("run.json", lambda path: write(path, info))
         if self._metrics is None:
-            self._metrics = MetricsWriter(self.folder / "metrics.jsonl")
-            self._catch_up(self._metrics)
+            self._attempt(METRICS, self._begin_metrics)
         if not self._quiet:
             print(plan_text(plan), file=sys.stderr)
             if self._live:
@@ -109,12 +118,31 @@ class Journal:
             self._live = LiveView(plan, steps, time.monotonic, Console(file=sys.stderr))
             self._live.__enter__()
 
-    def _catch_up(self, metrics: MetricsWriter) -> None:
-        """Write what the device that led before did not come to write, or wrote where this one cannot see."""
-        written = [r.step for r in read_metrics(metrics.path).records]
-        for record in self._records:
-            if record.step > max(written, default=-1):
-                metrics.append(record)
+    def _begin_metrics(self, path: Path) -> None:
+        """And write what the device that led before did not come to write, or wrote where none can see."""
+        self._metrics = MetricsWriter(path)
+        written = max((r.step for r in read_metrics(path).records), default=-1)
+        self._unwritten.extend(r for r in self._records if r.step > written)
+        self._write_records(path)
+
+    def _write_records(self, path: Path) -> None:
+        while self._metrics and self._unwritten:
+            self._metrics.append(self._unwritten[0])
+            self._unwritten.popleft()
+
+    def _attempt(self, name: str, write_to: Callable[[Path], object]) -> None:
+        """Write a file of the folder. What does not go once training has begun is told once, and kept."""
+        path = self.folder / name
+        try:
+            write_to(path)
+        except FileError as e:
+            if not self._records:
+                raise
+            if name not in self._refused:
+                tell(f"{e.what}; the training goes on without it")
+            self._refused[name] = e.what
+        else:
+            self._refused.pop(name, None)
 
     def __exit__(self, *exc: Any) -> None:
         if self._live:
@@ -126,15 +154,17 @@ class Journal:
         """Take in one step's record: on every device, as any of them may come to lead."""
         self._records.append(record)
         if self._metrics:
-            self._metrics.append(record)
+            self._unwritten.append(record)
+            self._attempt(METRICS, self._write_records)
         if self._live:
             self._live.update(record)
 
     def tell(self, decisions: Sequence[str]) -> None:
         """Show the sentences that are new since the last call, and keep them for who looks on."""
-        if self._metrics and decisions[self._told :]:
-            with (self.folder / "decisions.jsonl").open("ab") as f:
-                f.write(b"".join(msgspec.json.encode(s) + b"\n" for s in decisions[self._told :]))
+        if self._metrics and (new := decisions[self._decisions_kept :]):
+            lines = b"".join(msgspec.json.encode(s) + b"\n" for s in new)
+            self._attempt("decisions.jsonl", lambda path: append(path, lines))
+            self._decisions_kept += 0 if "decisions.jsonl" in self._refused else len(new)
         if self._live:
             self._at_start = len(decisions) if self._at_start is None else self._at_start
             for sentence in decisions[self._told :]:
@@ -155,9 +185,12 @@ class Journal:
             msgspec.structs.replace(s, start_s=s.start_s - first, end_s=s.end_s - first) for s in spans
         )
         trace = Trace(source="measured", spans=moved, steps=len({s.step for s in spans}))
-        write_bytes(self.folder / "trace.json", chrome_trace(trace))
+        self._attempt("trace.json", lambda path: write_bytes(path, chrome_trace(trace)))
         held, sentence = verdict(lateness) if lateness else (True, "")
         report = self._report(plan)
+        if METRICS in self._refused:
+            lacks = counted(len(self._unwritten), "step")
+            decisions.append(f"{METRICS} lacks the last {lacks}: {self._refused[METRICS]}")
         outcome = Outcome(
             report=report,
             plan=plan,
@@ -176,7 +209,7 @@ class Journal:
                 for name in dict.fromkeys(n for held in self.lookups.values() for n in held)
             },
         )
-        write(self.folder / "report.json", outcome.as_json())
+        self._attempt("report.json", lambda path: write(path, outcome.as_json()))
         if not self._quiet:
             print(self._text(outcome), file=sys.stderr)
         return outcome

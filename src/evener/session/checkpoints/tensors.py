@@ -1,5 +1,6 @@
 """What a run leaves of its tensors: safetensors files under the user's own parameter names."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -51,11 +52,18 @@ def first_gradients(folder: Path) -> list[dict[str, torch.Tensor]]:
 def save_parameters(model: nn.Module, folder: Path) -> Path:
     """Write what `state_dict` has, each shared tensor once, under the names of `named_parameters`.
 
-    `safetensors.torch.load_model(model, path)` reads it in plain PyTorch, tied weights included.
+    `safetensors.torch.load_model(model, path)` reads it in plain PyTorch, tied weights included. Whole or not
+    at all: FileError where it finds no room.
     """
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in saved_tensors(model).items()}
     path = folder / PARAMETER_FILE
-    save_file(tensors, path, metadata={"format": "pt"})  # transformers reads no file without it
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        save_file(tensors, partial, metadata={"format": "pt"})  # transformers reads no file without it
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as e:
+        partial.unlink(missing_ok=True)
+        raise FileError(f"cannot write {path}: {e}", remedy="a folder with room that you may write to") from e
     return path
 
 
