@@ -29,6 +29,11 @@ class EvenerError(Exception):
         lines.append(f"  {self.code}: see docs/errors.md#{self.code.lower()}")
         return "\n".join(lines)
 
+    def add_numbers(self, more: str) -> None:
+        """Further figures, from who knows them and did not raise this."""
+        self.numbers = "; ".join(filter(None, (self.numbers, more)))
+        self.args = (self.render(),)
+
     def __reduce__(self):
         return _rebuild, (type(self), self.what, self.numbers, self.remedy)
 
@@ -87,15 +92,20 @@ class ScheduleError(EvenerError):
 
 
 class DataError(EvenerError):
-    """The dataset is empty, too small, or raised while a batch was being read."""
+    """The dataset is empty, too small, or raised while a batch was being read.
+
+    `at` is the (stage, micro-batch) that was at hand, where that is known; of ModelError too.
+    """
 
     code = "EV301"
+    at: tuple[int, int] | None = None
 
 
 class ModelError(EvenerError):
     """The user's model, loss or optimiser raised, or did something that cannot be run."""
 
     code = "EV302"
+    at: tuple[int, int] | None = None
 
 
 class NonFiniteError(EvenerError):

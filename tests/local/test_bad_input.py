@@ -108,7 +108,8 @@ def test_a_model_that_fails_on_one_device_is_named_with_its_device(tmp_path: Pat
     bad = "if os.environ['RANK'] == '1': raise RuntimeError('no such kernel')"
     error = error_of(request_for(tmp_path, in_forward=bad))
     assert isinstance(error, errors.ModelError)
-    assert "lab/b" in str(error) and "no such kernel" in str(error) and "forward" in str(error)
+    assert "lab/b" in str(error) and "no such kernel (job.py:" in str(error) and "forward" in str(error)
+    assert "samples of the dataset: " in error.numbers
 
 
 def test_a_nan_on_one_device_names_it(tmp_path: Path) -> None:
@@ -125,7 +126,8 @@ def test_a_dataset_that_raises_is_named_with_its_error(tmp_path: Path, workers: 
         request_for(tmp_path, steps=8, workers=workers, in_data="if i == 7: raise KeyError('row 7')")
     )
     assert isinstance(error, errors.DataError)
-    assert "row 7" in str(error) and "lab/" in str(error)
+    assert "row 7" in str(error) and "lab/" in str(error) and "(job.py:" in str(error)
+    assert "7" in error.numbers.partition("samples of the dataset: ")[2].split(", ")
 
 
 def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:

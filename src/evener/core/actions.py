@@ -29,6 +29,17 @@ class Action(Value, frozen=True, kw_only=True):
         return f"{stage}{self.type}{micro_batch}"
 
 
+_WORDS = {"F": "forward", "B": "backward", "I": "backward to the input", "W": "backward to the weights"}
+
+
+def in_words(action: Action) -> str:
+    """What a device computes, for a person. Example: 2F0 is "forward of micro-batch 0 on stage 2 (2F0)"."""
+    what = _WORDS.get(action.type)
+    if what is None:
+        return str(action)
+    return f"{what} of micro-batch {action.micro_batch} on stage {action.stage} ({action})"
+
+
 def of_micro_batch(kind: str, stage: int, micro_batch: int) -> Action:
     """The action of `kind` ("F", "SEND_B", ...) for one micro-batch. Example: ("F", 2, 0) is 2F0."""
     return Action(type=kind, stage=stage, micro_batch=micro_batch)  # type: ignore[arg-type]

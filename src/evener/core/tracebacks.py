@@ -1,7 +1,16 @@
 """What an error of a model tells: in which part of it it arose, and what is behind it."""
 
-from collections.abc import Mapping
+import re
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from evener.core.words import printable
+
+_OTHERS = ("<", f"{Path(__file__).parents[1]}/", f"{sysconfig.get_path('stdlib')}/")
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_FILE = re.compile(r'File "([^"\n]+)", line (\d+)')
+_MOST = 400  # characters of a message that are shown
 _FULL = ("can't allocate memory", "not enough memory", "out of memory")
 
 
@@ -16,6 +25,37 @@ def raised_in(error: BaseException, names: Mapping[int, str]) -> str:
         found = names.get(id(at.tb_frame.f_locals.get("self")), found)
         at = at.tb_next
     return found
+
+
+def last_line(error: BaseException) -> str:
+    """The kind of `error`, the last line of its message, and where in the user's own code it arose.
+
+    Example: "ValueError: sample too large (job.py:12)". What cannot be seen is replaced, for a terminal.
+    """
+    text = str(error).strip().splitlines()
+    said = printable(text[-1])[:_MOST] if text else "no message"
+    place = user_line(error)
+    return f"{type(error).__name__}: {said}" + (f" ({place})" if place else "")
+
+
+def user_line(error: BaseException) -> str:
+    """`file:line` of the innermost place in neither evener, the standard library nor an installed package.
+
+    Empty where there is none. An error of a data loader's worker has its places in its message.
+    """
+    told = [(file, int(line)) for file, line in _FILE.findall(str(error)[:100_000])]
+    for file, line in reversed([*_places(error), *told]):
+        path = Path(file).as_posix()
+        if not path.startswith(_OTHERS) and not any(part in path for part in _INSTALLED):
+            return printable(f"{Path(file).name}:{line}")
+    return ""
+
+
+def _places(error: BaseException) -> Iterator[tuple[str, int]]:
+    at = error.__traceback__
+    while at is not None:
+        yield at.tb_frame.f_code.co_filename, at.tb_lineno
+        at = at.tb_next
 
 
 def misplaced(error: BaseException, otherwise: str) -> str:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from evener.core.layers import ROOT
-from evener.core.tracebacks import misplaced, raised_in
+from evener.core.tracebacks import last_line, misplaced, raised_in
 from evener.errors import EvenerError, ModelError
 from evener.profiling.chain import Piece, storage_of
 from evener.profiling.memory import is_out_of_memory
@@ -147,9 +147,8 @@ def check_loss(loss: Any) -> None:
 def _raised(error: Exception, model: nn.Module, inside: list[str], micro_batch: int) -> ModelError:
     name = raised_in(error, {id(m): n for n, m in model.named_modules()}) or (inside[-1] if inside else "")
     where = f"in layer {name!r}" if name else "outside of its layers or in the loss"
-    text = str(error).strip().splitlines()
     return ModelError(
-        f"the model raised {type(error).__name__} {where}: {text[-1] if text else 'no message'}",
+        f"the model failed {where}: {last_line(error)}",
         numbers=f"micro-batch of {micro_batch} sample{'s' if micro_batch > 1 else ''}",
         remedy=misplaced(error, "a forward pass that works on a batch of that size in a plain loop"),
     )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from evener.core.profile import StepTiming
+from evener.core.tracebacks import last_line
 from evener.errors import DataError, EvenerError, ModelError
 from evener.profiling.anatomy import check_loss
 from evener.profiling.memory import (
@@ -145,7 +146,7 @@ class StepTimer:
             if is_out_of_memory(e) or isinstance(e, EvenerError):
                 raise
             raise ModelError(
-                f"the optimiser raised {type(e).__name__}: {e}",
+                f"the optimiser failed: {last_line(e)}",
                 remedy="an optimiser whose step() works after backward() in a plain loop",
             ) from e
 
@@ -157,7 +158,7 @@ class StepTimer:
             if is_out_of_memory(e) or isinstance(e, EvenerError):
                 raise
             raise ModelError(
-                f"the model raised {type(e).__name__} in {phase}: {e}",
+                f"the model failed in {phase}: {last_line(e)}",
                 numbers=f"micro-batch of {size} samples",
                 remedy=f"a {phase} pass that works on a batch of that size in a plain loop",
             ) from e

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from evener.core.actions import Action
+from evener.core.actions import Action, in_words, parse_action
 from evener.core.membership import Ballot
 from evener.core.routes import Piece
 from evener.core.seams import Pending
 from evener.core.trace import Cause
-from evener.core.tracebacks import misplaced, raised_in, tells_of_full_memory
+from evener.core.tracebacks import last_line, misplaced, raised_in, tells_of_full_memory
 from evener.errors import DataError, EvenerError, ModelError, OutOfMemoryError, PlanMismatchError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.holding import Bench, Portions
@@ -124,11 +124,13 @@ class Step:
         except EvenerError:
             raise
         except Exception as e:
-            raise DataError(
-                f"reading a batch on {self.here} failed: {_last_line(e)}",
-                numbers=f"step {self.number}",
-                remedy="try dataset[i] for the samples of that step in a plain loop",
-            ) from e
+            failed = DataError(
+                f"reading a batch on {self.here} failed: {last_line(e)}",
+                numbers=f"step {self.number}, micro-batch {key[1]}",
+                remedy="try dataset[i] for these samples in a plain loop",
+            )
+            failed.at = key
+            raise failed from e
         self._spent("INPUT", "input", before)
         return batch
 
@@ -179,7 +181,7 @@ class Step:
             return self.bench.problem.weight_of(batch, samples)
         except Exception as e:
             raise ModelError(
-                f"the weight of a batch failed on {self.here}: {_last_line(e)}",
+                f"the weight of a batch failed on {self.here}: {last_line(e)}",
                 numbers=f"step {self.number}, batch shapes {shapes_of(batch)}",
                 remedy="weight=lambda batch: a number, for batches as the dataset's collate gives them",
             ) from e
@@ -260,11 +262,14 @@ class Step:
             raise
         except Exception as e:
             if not is_out_of_memory(e):
-                raise ModelError(
-                    f"the model failed in {phase}{self._module_of(e)} on {self.here}: {_last_line(e)}",
-                    numbers=f"step {self.number}, action {action}, batch shapes {signature[0]}",
+                done = parse_action(action)
+                failed = ModelError(
+                    f"the model failed in {phase}{self._module_of(e)} on {self.here}: {last_line(e)}",
+                    numbers=f"step {self.number}, {in_words(done)}, batch shapes {signature[0]}",
                     remedy=misplaced(e, "run the same batch through the model in a plain loop"),
-                ) from e
+                )
+                failed.at = (done.stage or 0, done.micro_batch or 0)
+                raise failed from e
             self.share.health = OUT_OF_MEMORY
             for alive in self._alive.values():
                 alive.loss, alive.pieces, alive.outputs = None, [], ()
@@ -477,12 +482,12 @@ class Step:
             except Exception as e:
                 if is_out_of_memory(e):
                     raise OutOfMemoryError(
-                        f"{self.here} ran out of memory in the optimiser's step: {_last_line(e)}",
+                        f"{self.here} ran out of memory in the optimiser's step: {last_line(e)}",
                         numbers=f"step {self.number}",
                         remedy="fewer layers on it, or an optimiser with less state or foreach=False",
                     ) from e
                 raise ModelError(
-                    f"the optimiser failed on {self.here}: {_last_line(e)}", numbers=f"step {self.number}"
+                    f"the optimiser failed on {self.here}: {last_line(e)}", numbers=f"step {self.number}"
                 ) from e
         reducers.discard()
 
@@ -490,8 +495,3 @@ class Step:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` says that a device's memory is full."""
     return isinstance(error, torch.OutOfMemoryError) or tells_of_full_memory(error)
-
-
-def _last_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[-1] if text else 'no message'}"

@@ -42,7 +42,7 @@ def test_an_error_names_its_layer():
             raise ValueError("no such luck")
 
     model = nn.Sequential(nn.Linear(5, 5), Broken())
-    with pytest.raises(ModelError, match=r"ValueError in layer '1': no such luck[\s\S]*micro-batch of 4"):
+    with pytest.raises(ModelError, match=r"in layer '1': ValueError: no such luck[\s\S]*micro-batch of 4"):
         scan(model, torch.randn(4, 5))
     assert not model[0]._forward_hooks
     assert not model[0]._forward_pre_hooks

@@ -148,11 +148,11 @@ def test_a_layer_called_twice_works_in_place_or_only_holds_parameters():
 def test_a_size_the_model_refuses_is_left_out_and_said():
     profile = profiled(Noisy(), driver=ScriptedDriver(by_name))
     assert [s.micro_batch for s in profile.steps] == [2, 4]
-    assert "size 1 left out: the model raised ValueError in layer 'norm'" in profile.note
+    assert "size 1 left out: the model failed in layer 'norm': ValueError" in profile.note
 
 
 def test_a_model_that_fails_everywhere_is_an_error():
-    with pytest.raises(ModelError, match="RuntimeError in layer '0'"):
+    with pytest.raises(ModelError, match="failed in layer '0': RuntimeError"):
         profiled(batch_of=lambda n: torch.randn(n, 6))
 
 
@@ -166,7 +166,7 @@ def test_a_model_that_fails_in_backward():
         def backward(ctx, g):
             raise ArithmeticError("no way back")
 
-    with pytest.raises(ModelError, match="ArithmeticError in backward: no way back"):
+    with pytest.raises(ModelError, match="failed in backward: ArithmeticError: no way back"):
         profiled(step_loss=lambda m, b: Wall.apply(m(b)).mean())
 
 

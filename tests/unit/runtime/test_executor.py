@@ -253,8 +253,9 @@ def raising(*_: Any) -> Any:
 def test_a_failing_model_names_device_step_and_action():
     with pytest.raises(ModelError) as e:
         take(executor(loss=raising), number=5)
-    assert "forward on lab/a: KeyError: 'scripted'" in e.value.what
-    assert "step 5, action 0F0" in e.value.numbers
+    assert "forward on lab/a: KeyError: 'scripted' (test_executor.py:" in e.value.what
+    assert "step 5, forward of micro-batch 0 on stage 0 (0F0)" in e.value.numbers
+    assert e.value.at == (0, 0)
 
 
 def test_a_failing_backward_says_so():

@@ -13,7 +13,8 @@ from evener.core.order import GlobalBatch, global_batch_at, positions
 from evener.core.plan import Plan
 from evener.core.records import StepRecord, TableRecord
 from evener.core.seams import Wire
-from evener.errors import NonFiniteError, OutOfMemoryError, ReductionMismatchError
+from evener.core.words import some
+from evener.errors import DataError, ModelError, NonFiniteError, OutOfMemoryError, ReductionMismatchError
 from evener.policy.slow_links import LinkWatch
 from evener.runtime.executor import Executor, StepResult
 from evener.runtime.holding import Settings
@@ -248,7 +249,18 @@ class Steps:
 
     def _step(self, number: int) -> StepResult:
         with self.profiler.step(number) if self.profiler else nullcontext():
-            return self._take_step(number)
+            try:
+                return self._take_step(number)
+            except (DataError, ModelError) as e:
+                if e.at is not None and self._range_of is not None:
+                    e.add_numbers(self._samples_in(self._range_of(*e.at)))
+                raise
+
+    def _samples_in(self, part: tuple[int, int]) -> str:
+        """Which samples of the dataset a part of the global batch at hand has."""
+        batch = global_batch_at(self.samples_seen, len(self.recipe.dataset), self.plan.global_batch)
+        indices = self.samples.indices(batch, part)
+        return f"samples of the dataset: {some([str(i) for i in indices], 16)}"
 
     def _take_step(self, number: int) -> StepResult:
         batch = global_batch_at(self.samples_seen, len(self.recipe.dataset), self.plan.global_batch)
