@@ -24,8 +24,7 @@ from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.report.metrics import read_metrics
 from evener.session.journal import Outcome
 from evener.session.launching.launch import launch
-from evener.session.members.door import TOKEN_FILE
-from evener.session.request import Request
+from evener.session.request import TOKEN_FILE, Request
 from tests.local.namespaces import Network, needs_root
 
 pytestmark = pytest.mark.timeout(120)

@@ -3,8 +3,9 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,6 +50,10 @@ from evener.cli.options import (
     places_in,
 )
 from evener.errors import UsageError
+
+if TYPE_CHECKING:
+    from evener.session.journal import Outcome
+    from evener.session.request import Request
 
 
 def train(
@@ -110,10 +115,8 @@ def train(
     that another evener train started.
     """
     from evener.core.faults import parse_faults
-    from evener.serving.watching import watching
     from evener.session.ask import request_for
     from evener.session.checkpoints.save_rule import Keep, rule_of
-    from evener.session.launching.launch import run
     from evener.session.meeting import world_size_here
 
     _only_one("--steps", steps, "--epochs", epochs)
@@ -176,12 +179,23 @@ def train(
         open_at=open_at,
         preflight=preflight,
     )
-    with watching(request.run_dir, listen=listen, log_to=log_to or ()):
-        outcome = run(request)
+    outcome = _run(request, listen, log_to or ())
     if as_json and outcome is not None:
         print_json(outcome.as_json())
     if world_size_here() is not None:
         _end_at_once()
+
+
+def _run(request: "Request", listen: str | None, log_to: Sequence[str]) -> "Outcome | None":
+    """The run that was asked for, and whoever looks on, in a folder of its own."""
+    from evener.serving.watching import watching
+    from evener.session.checkpoints.resume import check_folder
+    from evener.session.launching.launch import run
+    from evener.session.request import unless_unused
+
+    check_folder(Path(request.run_dir), request.resume)
+    with unless_unused(request.run_dir), watching(request.run_dir, listen=listen, log_to=log_to):
+        return run(request)
 
 
 def _join(

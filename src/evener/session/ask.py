@@ -18,7 +18,7 @@ from evener.core.words import counted
 from evener.errors import UsageError
 from evener.session.checkpoints.resume import LATEST, latest_run, seed_of
 from evener.session.meeting import world_size_here
-from evener.session.request import Request, folder_at, new_run_dir
+from evener.session.request import Request, folder_at, new_run_dir, unless_unused
 
 
 def fleet_here(devices: str | None, world_size: int | None = None) -> Fleet:
@@ -156,19 +156,20 @@ def request_for(
     if resume == LATEST and not run_dir:
         run_dir = latest_run(script.stem)
     folder = folder_at(run_dir) if run_dir else new_run_dir(script.stem, stamp)
-    if seed is None:
-        seed = (seed_of(resume, Path(folder)) if resume else None) or 0
-    return Request(
-        script=str(script.resolve()),
-        fleet=chosen,
-        rehearse=rehearse is not None,
-        global_batch=batch or (sum(split.values()) if split else None),
-        batch_per_device=split,
-        parts=split_of(parts, chosen, "--parts"),
-        plan=read(plan, Plan) if plan else None,
-        profile=read(profile, Profile) if profile else None,
-        run_dir=folder,
-        seed=seed,
-        resume=resume,
-        **wishes,
-    )
+    with unless_unused(folder):
+        if seed is None:
+            seed = (seed_of(resume, Path(folder)) if resume else None) or 0
+        return Request(
+            script=str(script.resolve()),
+            fleet=chosen,
+            rehearse=rehearse is not None,
+            global_batch=batch or (sum(split.values()) if split else None),
+            batch_per_device=split,
+            parts=split_of(parts, chosen, "--parts"),
+            plan=read(plan, Plan) if plan else None,
+            profile=read(profile, Profile) if profile else None,
+            run_dir=folder,
+            seed=seed,
+            resume=resume,
+            **wishes,
+        )

@@ -31,12 +31,11 @@ from evener.report.plans import plan_text
 from evener.report.results import Evaluation, RunReport
 from evener.report.text import report_text
 from evener.runtime.hardware import ALLOCATED
+from evener.session.checkpoints.resume import METRICS
 from evener.session.loop.heldout import Heldout
 from evener.session.planning.decide import samples_to_train
 from evener.session.recipe import Recipe
 from evener.session.request import Request
-
-METRICS = "metrics.jsonl"
 
 
 class Outcome(Value, frozen=True, kw_only=True):

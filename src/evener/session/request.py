@@ -1,8 +1,9 @@
 """What is asked of a run: the same small value in every process of a job, passed on as JSON."""
 
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,10 @@ from evener.planner.tables import CPU, DENSE, DEVICE
 from evener.session.checkpoints.save_rule import Rule
 
 MAX_SEED = 2**63 - 1  # what every generator takes
+
+
+CLAIM, TOKEN_FILE = ".claim", "join-token"
+UNREAD = {CLAIM, TOKEN_FILE}  # files of a run's folder that are of no use once the run has ended
 
 
 class Later(Value, frozen=True, kw_only=True):
@@ -194,7 +199,7 @@ def claimed(folder: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
-    with (folder / ".claim").open("ab") as file:
+    with (folder / CLAIM).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
@@ -203,6 +208,18 @@ def claimed(folder: Path) -> Iterator[None]:
                 remedy="another --run-dir; or wait for the run that is there",
             ) from e
         yield
+
+
+@contextmanager
+def unless_unused(folder: str) -> Iterator[None]:
+    """Where what is done in here fails and leaves nothing to read in the run's `folder`, that goes too."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            if {p.name for p in Path(folder).iterdir()} <= UNREAD:
+                shutil.rmtree(folder)
+        raise
 
 
 def folder_at(path: str | Path) -> str:

@@ -8,6 +8,7 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import UsageError
 from evener.session.ask import fleet_here
+from evener.session.checkpoints.resume import check_folder
 from evener.session.checkpoints.save_rule import Keep, rule_of
 from evener.session.journal import Outcome
 from evener.session.launching.launch import run_here
@@ -52,6 +53,8 @@ def train(
                 remedy="one number a process, in their order; 0 leaves one out",
             )
         batch_per_device = dict(zip(names, batch_per_device, strict=True))
+    if run_dir:
+        check_folder(Path(run_dir), str(resume) if resume else None)
     folder = run_dir or new_run_dir(recipe.name or "run", time.strftime("%Y%m%d-%H%M%S"))
     request = Request(
         fleet=fleet,

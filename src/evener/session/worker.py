@@ -10,12 +10,15 @@ open device → load recipe → measure (each kind once) → plan (first process
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from evener.core.membership import Turn
 from evener.core.tell import tell
 from evener.errors import EvenerError, PeerLostError, RefusedError
+from evener.runtime.checkpoints.manifest import Position
 from evener.runtime.replicas import spread_state
 from evener.runtime.tables.layer import table_layers
+from evener.session.checkpoints.resume import RESUME, Chosen, chosen_for
 from evener.session.generation import conclude, train
 from evener.session.journal import Journal, Outcome
 from evener.session.layout.fewer import NOT_ELASTIC, parting_ways
@@ -28,6 +31,7 @@ from evener.session.members.member import Belongings, Generation, Member
 from evener.session.members.turnover import next_turn, tear_down
 from evener.session.planning.agreed import agreed_plan, prepared
 from evener.session.planning.beside import beside_accelerators
+from evener.session.planning.decide import fewer_of, samples_to_train
 from evener.session.planning.pace import too_fast
 from evener.session.planning.placing import settled
 from evener.session.planning.preflight import look_over
@@ -105,6 +109,8 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     if request.elastic and len(request.fleet.devices) > 1 and may_hold_parts(request):
         member.decisions.append(PARTS_NOT_ELASTIC)
     try:
+        if request.resume and meeting.rank == 0:
+            meeting.put(RESUME, _taken_up(request, request.resume, recipe))
         fleet, plan, member.given = agreed_plan(request, meeting, recipe, site, placing)
         timed = request.rehearse and not request.keep_gradient
         if timed and meeting.rank == 0 and (why := too_fast(plan, member.given)):
@@ -119,6 +125,23 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
         if pulse:
             pulse.stop()
         take_out(recipe.model)
+
+
+def _taken_up(request: Request, resume: str, recipe: Recipe) -> Chosen:
+    """The checkpoint to go on from: what is wrong with it is told before anything is measured."""
+    batch, size = recipe.global_batch, len(recipe.dataset)
+    here: Position | None = None
+    if not fewer_of(request, recipe):  # else the plan decides the batch of a step
+        here = Position(
+            step=0,
+            samples_seen=0,
+            seed=request.seed,
+            global_batch=request.plan.global_batch if request.plan else batch,
+            dataset_size=size,
+            shuffle=recipe.shuffle,
+        )
+    stop = samples_to_train(request, size, batch)
+    return chosen_for(resume, Path(request.run_dir), here, stop=stop)
 
 
 def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:

@@ -12,7 +12,7 @@ from evener.core.plan import Pipeline, Plan, Share, Stage, TablePlacement
 from evener.errors import FileError, UsageError
 from evener.session.ask import request_for
 from evener.session.planning.decide import samples_to_train
-from evener.session.request import Request, may_change_devices, new_run_dir
+from evener.session.request import Request, may_change_devices, new_run_dir, unless_unused
 
 ONE = Fleet(devices=(Device(name="lab/a", kind="cpu"),))
 
@@ -93,3 +93,13 @@ def test_what_nobody_else_has_keeps_devices_from_changing(wishes: dict[str, Any]
 def test_a_seed_that_no_generator_takes_is_refused(seed: int) -> None:
     with pytest.raises(UsageError, match=f"the seed is {seed}"):
         Request(fleet=Fleet(devices=(Device(name="h/a", kind="cpu"),)), run_dir="runs", seed=seed)
+
+
+def test_a_start_that_failed_leaves_no_folder_unless_there_is_something_to_read(tmp_path: Path) -> None:
+    for name, kept in (("join-token", False), (".claim", False), ("profile.json", True)):
+        folder = tmp_path / name / "run"
+        folder.mkdir(parents=True)
+        (folder / name).write_text("x")
+        with pytest.raises(UsageError), unless_unused(str(folder)):
+            raise UsageError("no")
+        assert folder.exists() == kept

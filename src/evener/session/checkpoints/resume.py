@@ -5,17 +5,18 @@ import os
 from pathlib import Path
 
 from evener.core.figures import Value
-from evener.core.words import some
+from evener.core.words import counted, some
 from evener.errors import StateError, UsageError
 from evener.report.metrics import drop_from
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in, newest_good, open_checkpoint
-from evener.runtime.checkpoints.manifest import MANIFEST
+from evener.runtime.checkpoints.manifest import MANIFEST, Position
 from evener.runtime.hardware import ALLOCATED, peak_bytes
-from evener.session.checkpoints.state import restore
+from evener.session.checkpoints.state import check_position, restore
 from evener.session.loop.steps import Steps
-from evener.session.meeting import Meeting
 
 LATEST = "latest"
+METRICS = "metrics.jsonl"
+RESUME = "resume"  # where the leader tells what it chose
 MOST_LISTED = 8
 
 
@@ -51,32 +52,57 @@ def choose(resume: str, run_dir: Path) -> Chosen:
     )
 
 
-def take_up(resume: str, run_dir: Path, meeting: Meeting, steps: Steps, *, stop: int) -> None:
-    """Put all devices where the checkpoint was; called by all together. `stop` is where the run is to end.
+def check_folder(run_dir: Path, resume: str | None) -> None:
+    """UsageError where `run_dir` holds another run than the one that goes on: their files would be mixed."""
+    if resume and (resume == LATEST or run_dir.resolve() in (Path(resume) / "in").resolve().parents):
+        return
+    saved, metrics = checkpoints_in(run_dir), run_dir / METRICS
+    found = [METRICS] if metrics.is_file() and metrics.stat().st_size else []
+    found += [f"{counted(len(saved), 'checkpoint')}, the newest {saved[0].label}"] if saved else []
+    if found:
+        goes_on = "--resume latest goes on with that run; " if saved else ""
+        raise UsageError(
+            f"{run_dir} holds another run, and a new one would be mixed with it",
+            numbers=" and ".join(found),
+            remedy=f"{goes_on}another --run-dir for a new one",
+        )
+
+
+def chosen_for(resume: str, run_dir: Path, here: Position | None, *, stop: int) -> Chosen:
+    """The checkpoint that `resume` means, before anything is measured for a run that would begin at `here`.
+
+    StateError where its samples come in another order (nothing is compared without `here`), UsageError where
+    it is at `stop` samples or beyond.
+    """
+    chosen = choose(resume, run_dir)
+    if chosen.path:
+        checkpoint = Checkpoint(Path(chosen.path))
+        position = checkpoint.manifest.position
+        if here is not None:
+            check_position(position, here, checkpoint)
+        if position.samples_seen >= stop:
+            raise UsageError(
+                f"the checkpoint {checkpoint.path} is where this run is to end, or beyond",
+                numbers=f"step {position.step}, {position.samples_seen} samples seen, end at {stop}",
+                remedy="more --steps or --epochs: they count from the beginning of the run",
+            )
+    return chosen
+
+
+def take_up(chosen: Chosen, run_dir: Path, steps: Steps) -> None:
+    """Put all devices where the checkpoint was; called by all together.
 
     Records of steps that will be taken again are dropped from the run's metrics.
     """
-    if steps.ranks.rank == 0:
-        meeting.put("resume", choose(resume, run_dir))
-    chosen = meeting.get("resume", Chosen)
     steps.decisions += chosen.notes
-    if not chosen.path:
-        return
-    checkpoint = Checkpoint(Path(chosen.path))
-    position = checkpoint.manifest.position
-    if position.samples_seen >= stop:
-        raise UsageError(
-            f"the checkpoint {checkpoint.path} is where this run is to end, or beyond",
-            numbers=f"step {position.step}, {position.samples_seen} samples seen, end at {stop}",
-            remedy="more --steps or --epochs: they count from the beginning of the run",
-        )
-    steps.decisions += restore(steps, checkpoint)
-    steps.said += [said] if (said := _held_while_loading(steps)) else []
-    steps.decisions.append(
-        f"taken up at step {position.step}, {position.samples_seen} samples, from {checkpoint.path}"
-    )
+    if chosen.path:
+        checkpoint = Checkpoint(Path(chosen.path))
+        steps.decisions += restore(steps, checkpoint)
+        steps.said += [said] if (said := _held_while_loading(steps)) else []
+        at = f"step {steps.number}, {steps.samples_seen} samples"
+        steps.decisions.append(f"taken up at {at}, from {checkpoint.path}")
     if steps.ranks.rank == 0:
-        drop_from(run_dir / "metrics.jsonl", position.step)
+        drop_from(run_dir / METRICS, steps.number)
 
 
 def _held_while_loading(steps: Steps) -> str:

@@ -27,12 +27,12 @@ from evener.session.journal import Outcome
 from evener.session.launching.grounds import Grounds, grounds_of
 from evener.session.launching.lookout import Lookout
 from evener.session.meeting import FINISHED, HOW_TO_JOIN, OUTCOME, is_launched, open_meeting, read_failure
-from evener.session.members.door import TOKEN_FILE, Door, Welcome, new_token
+from evener.session.members.door import Door, Welcome, new_token
 from evener.session.members.joiner import meeting_at
 from evener.session.members.wishes import leave_on_sigterm
 from evener.session.pulse import GONE, pulse_key
 from evener.session.recipe import Recipe
-from evener.session.request import Request, at_start, claimed, folder_at, may_change_devices
+from evener.session.request import TOKEN_FILE, Request, at_start, claimed, folder_at, may_change_devices
 from evener.session.worker import guarded_work, join
 
 T = TypeVar("T")

@@ -23,12 +23,11 @@ from evener import __version__
 from evener.core.figures import Value
 from evener.core.files import decode, encode
 from evener.errors import EnvironmentBrokenError, FileError, RefusedError
-from evener.session.request import Request
+from evener.session.request import TOKEN_FILE, Request
 
 MAX_BYTES = 2**24
 PATIENCE_S = 10.0
 PENALTY_S = 1.0
-TOKEN_FILE = "join-token"
 
 
 class Welcome(Value, frozen=True, kw_only=True):

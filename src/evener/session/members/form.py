@@ -11,7 +11,7 @@ from evener.core.figures import Value
 from evener.policy.settle import moves
 from evener.runtime.ranks import PATIENCE, Ranks
 from evener.runtime.replicas import spread_state
-from evener.session.checkpoints.resume import take_up
+from evener.session.checkpoints.resume import RESUME, Chosen, take_up
 from evener.session.checkpoints.state import held_tensors, holders_of
 from evener.session.checkpoints.tensors import saved_tensors
 from evener.session.layout.alike import check_alike
@@ -28,7 +28,6 @@ from evener.session.meeting import REGROUP_TIMEOUT
 from evener.session.members.handover import hand_over
 from evener.session.members.member import Generation, Member
 from evener.session.members.rows import move_rows
-from evener.session.planning.decide import samples_to_train
 from evener.session.pulse import SILENT_S
 from evener.session.site import backend_of
 
@@ -100,8 +99,7 @@ def form(member: Member, generation: Generation) -> None:
         _settle_in(member, generation)
     if generation.steps is not None:
         if request.resume and number == 1:
-            stop = samples_to_train(request, len(member.recipe.dataset), member.recipe.global_batch)
-            take_up(request.resume, Path(request.run_dir), room, generation.steps, stop=stop)
+            take_up(member.meeting.get(RESUME, Chosen), Path(request.run_dir), generation.steps)
         _become_live(member, generation)
         ready = torch.zeros(1)
         generation.steps.layout.holding.wire.all_reduce(ready, f"generation {number}").wait()

@@ -7,7 +7,7 @@ import pytest
 
 from evener.errors import StateError, UsageError
 from evener.session.ask import request_for
-from evener.session.checkpoints.resume import LATEST, choose, latest_run, seed_of
+from evener.session.checkpoints.resume import LATEST, check_folder, choose, latest_run, seed_of
 from tests.checkpoints import save
 
 
@@ -65,3 +65,27 @@ def test_the_command_line_goes_on_in_the_runs_own_folder_with_its_seed(tmp_path:
     assert request.run_dir == str(tmp_path / "text-20260101-000000") and request.seed == 7
     assert seed_of(request.run_dir, tmp_path) == 7
     assert request_for(script, resume=LATEST, seed=3, **wanted).seed == 3
+
+
+def test_a_folder_with_another_run_begins_none(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    newest = save(run, 8).path
+    save(other, 8)
+    with pytest.raises(UsageError, match="holds another run") as e:
+        check_folder(run, None)
+    assert "1 checkpoint, the newest" in e.value.numbers
+    assert e.value.remedy.startswith("--resume latest goes on") and "another --run-dir" in e.value.remedy
+    for goes_on in (LATEST, str(run), str(newest)):
+        check_folder(run, goes_on)
+    with pytest.raises(UsageError, match="holds another run"):
+        check_folder(run, str(other))
+    check_folder(tmp_path / "none", None)
+
+
+def test_metrics_alone_are_a_run_and_nothing_goes_on_from_them(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    check_folder(tmp_path, None)
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(UsageError, match="holds another run") as e:
+        check_folder(tmp_path, None)
+    assert e.value.numbers == "metrics.jsonl" and "--resume" not in e.value.remedy

@@ -63,3 +63,24 @@ def test_tables_that_are_placed_apart_go_on(tmp_path: Path) -> None:
         ev.train(job, steps=steps, run_dir=tmp_path / folder, checkpoint_every=3, resume=resume, **wishes)
         ends.append(job.model[0].weight.detach())
     assert torch.equal(ends[2], ends[0]) and not torch.equal(ends[1], ends[0])
+
+
+def test_what_is_wrong_with_a_checkpoint_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ev.train(recipe(), steps=3, fleet=HERE, plan=PLAN, quiet=True, run_dir=run, checkpoint_every="1h")
+    with pytest.raises(ev.EvenerError, match="is where this run is to end"):
+        ev.train(recipe(), steps=3, fleet=HERE, quiet=True, run_dir=run, resume="latest")
+    with pytest.raises(ev.EvenerError, match="in another order"):
+        ev.train(recipe(), steps=9, fleet=HERE, quiet=True, run_dir=run, resume="latest", seed=3)
+    with pytest.raises(ev.EvenerError, match="has no checkpoint"):
+        ev.train(recipe(), steps=9, fleet=HERE, quiet=True, run_dir=tmp_path / "new", resume=tmp_path / "no")
+    assert not (run / "profile.json").exists() and not (tmp_path / "new" / "profile.json").exists()
+
+
+def test_a_run_that_begins_anew_for_want_of_a_checkpoint_keeps_no_old_steps(tmp_path: Path) -> None:
+    wishes = {"fleet": HERE, "plan": PLAN, "quiet": True, "run_dir": tmp_path}
+    ev.train(recipe(), steps=7, **wishes)
+    with pytest.raises(ev.EvenerError, match="holds another run"):
+        ev.train(recipe(), steps=2, **wishes)
+    ev.train(recipe(), steps=2, resume="latest", **wishes)
+    assert [r.step for r in read_metrics(tmp_path / "metrics.jsonl").records] == [0, 1]
