@@ -33,9 +33,9 @@ def bounds_of(table: str, num_rows: int, rows: Mapping[str, int], devices: Seque
     if strangers or sum(rows.values()) != num_rows or min(rows.values(), default=0) < 0:
         raise PlanMismatchError(
             f"the parts of the table {table} are not those of its {num_rows} rows"
-            + (f": {', '.join(strangers)} is no device of the job" if strangers else ""),
+            + (f": {', '.join(strangers)} has no part in the plan" if strangers else ""),
             numbers=", ".join(f"{d} {n}" for d, n in rows.items()),
-            remedy=f"rows of {', '.join(devices)} that sum to {num_rows}",
+            remedy=f"rows of {', '.join(devices)} that sum to {num_rows}; a plan with --keep-all leaves none out",
         )
     return (0, *accumulate(rows.get(d, 0) for d in devices))
 

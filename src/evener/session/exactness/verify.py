@@ -21,6 +21,7 @@ from evener.session.exactness.reference import at_once, by_hosts, distance, merg
 from evener.session.launching.launch import run
 from evener.session.layout.precision import lower_precision
 from evener.session.planning.decide import fewer_of
+from evener.session.planning.pace import without_rate
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Request
 
@@ -156,6 +157,8 @@ def untested(request: Request, recipe: Recipe, plan: Plan) -> tuple[str, ...]:
     idle = [d.name for d in request.fleet.devices if d.name not in plan.devices]
     packed = any(r.compression for r in plan.reductions)
     found = [f"{', '.join(idle)} took no part in these steps: not tested"] if idle else []
+    if request.rehearse and (lacking := without_rate(request.fleet, recipe)):
+        found.append(f"{lacking}: no training of this model can be rehearsed on this fleet")
     for option, words, used in (
         ("--fewer", tuple(map(str, fewer_of(request, recipe))), bool(plan.fewer)),
         ("--compress", request.compress or tuple(recipe.compress), packed),

@@ -15,7 +15,7 @@ from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.seams import Wire
 from evener.core.words import counted
-from evener.errors import ModelError
+from evener.errors import ModelError, UsageError
 from evener.policy.trials import Trials, trials_of
 from evener.runtime.batchnorm import replace_batchnorm
 from evener.runtime.wires.grouped import GroupedWire
@@ -27,6 +27,7 @@ from evener.session.loop.stealing import check_stealing
 from evener.session.meeting import Meeting
 from evener.session.planning.decide import check_micro_batch, check_plan, choose_plan, steals, with_inexact
 from evener.session.planning.measure import measured_links, micro_batch_grid, profile_together
+from evener.session.planning.pace import without_rate
 from evener.session.planning.place_words import make_folders
 from evener.session.planning.placing import Placing, plan_with_tables, with_places
 from evener.session.planning.trials import with_tried_sums
@@ -44,6 +45,12 @@ def prepared(recipe: Recipe, request: Request) -> Recipe:
         load_weights(recipe.model, request.weights)
     if request.dtype:
         recipe = in_dtype(recipe, getattr(torch, request.dtype))
+    if request.rehearse and (lacking := without_rate(request.fleet, recipe)):
+        raise UsageError(
+            "devices that are rehearsed cannot be paced in the dtype of the model",
+            numbers=lacking,
+            remedy="its rate in the flops of these devices, or a dtype that they have",
+        )
     recipe = with_keys(recipe, request.seed)
     if recipe.batch_norm == "wave":
         replace_batchnorm(recipe.model)

@@ -1,14 +1,16 @@
-"""Before a rehearsal: can this machine compute as fast as the devices are to?"""
+"""Before a rehearsal: have the devices rates for the model, and can this machine compute as fast?"""
 
 import os
 import time
 
 import torch
 
+from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.probing.rates import product_rate
 from evener.rehearsal.verdict import foreseen
+from evener.session.recipe import Recipe
 
 TRIED_S = 0.05
 PASSES = 3.0  # a backward takes two products for each one of the forward
@@ -26,3 +28,19 @@ def too_fast(plan: Plan, profile: Profile | None) -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = min(torch.get_num_threads(), cores)
     return foreseen(flops, plan.prediction.step_s, one * cores / threads)
+
+
+def without_rate(fleet: Fleet, recipe: Recipe) -> str:
+    """Which devices have no rate for the matrices of the model, so that they cannot be paced; "" if none.
+
+    Example: a float64 model and a/0 with a rate for float32 alone: "a/0 has no rate for float64".
+    """
+    of_model = {p.dtype for p in recipe.model.parameters() if p.ndim > 1 and p.is_floating_point()}
+    names = [str(d).removeprefix("torch.") for d in ({recipe.autocast} if recipe.autocast else of_model)]
+    found = [
+        f"{d.name} has no rate for {name}"
+        for d in fleet.devices
+        for name in sorted(names)
+        if d.flops and name not in d.flops
+    ]
+    return "; ".join(found)

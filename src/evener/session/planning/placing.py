@@ -4,7 +4,7 @@ recipe.place, --place ──► stand-ins ──► one device decides ──►
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,13 +15,13 @@ from evener.core.figures import Figure, Value
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan, TablePlacement
 from evener.core.tables import TableUse
-from evener.errors import ModelError, NoPlanFitsError
+from evener.errors import ModelError, NoPlanFitsError, UsageError
 from evener.planner.tables import CPU, DENSE, DEVICE, no_device_holds, place_tables, table_sites
 from evener.probing.rates import rows_rate
 from evener.runtime.tables.layer import TableLayer, place_table, put_back, table_layers
 from evener.session.layout.tables import ids_found, optimizer_of, placements, table_names
 from evener.session.meeting import Meeting
-from evener.session.planning.place_words import AUTO, check_place
+from evener.session.planning.place_words import AUTO, KEYS, check_place
 from evener.session.recipe import ALL_TABLES, LOSS_PLACE, Recipe
 from evener.session.request import Request
 
@@ -94,21 +94,39 @@ class Placing:
 def plan_with_tables(
     choose: Callable[[Request, Fleet], Plan], request: Request, fleet: Fleet, recipe: Recipe, placing: Placing
 ) -> Plan:
-    """What `choose` finds, with the rows of its tables; all devices take part where fewer have no room.
+    """What `choose` finds, with the rows of its tables; all devices take part where fewer have no room, or
+    where one that the recipe gives rows would be left out.
 
-    NoPlanFitsError where even all of them have none.
+    NoPlanFitsError where even all of them have no room; UsageError where a given split leaves such a one out.
     """
     left = placing.left(fleet)
     plan = choose(request, left)
+    free = not (request.keep_all or request.batch_per_device or request.even)
+    idle = {d: table for d, table in holders(recipe).items() if d not in plan.devices}
+    said = ", ".join(f"{d} has rows of the table {table}" for d, table in idle.items())
+    if idle and not free:
+        raise UsageError(
+            f"a device without samples holds no rows: {said}",
+            numbers=f"the split: {', '.join(f'{d} {n}' for d, n in plan.samples_by_device().items())}",
+            remedy="samples for it, or no rows",
+        )
+    if idle:
+        plan = choose(replace(request, keep_all=True), left)
+        plan = replace(plan, why=f"{plan.why}; all devices take part, as {said}")
     try:
         return placing.on(plan, fleet, recipe)
     except NoPlanFitsError:
-        free = not (request.keep_all or request.batch_per_device)
         if not free or len(plan.devices) == len(fleet.devices):
             raise
         few = ", ".join(plan.devices)
         note = f"; all devices take part: {few} alone would be faster and has no room for the rows"
         return placing.on(choose(replace(request, keep_all=True), left), fleet, recipe, note)
+
+
+def holders(recipe: Recipe) -> dict[str, str]:
+    """The devices that the recipe itself gives rows, each with a table that it has rows of."""
+    asked = {t: w for t, w in recipe.places.items() if isinstance(w, Mapping) and not set(w) & set(KEYS)}
+    return {device: table for table, parts in asked.items() for device, part in parts.items() if part}
 
 
 def _as_asked(recipe: Recipe, placed: TablePlacement) -> TablePlacement:

@@ -4,8 +4,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
+from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.profile import Profile
@@ -13,7 +15,7 @@ from evener.errors import DataError, PlanMismatchError, UsageError
 from evener.session.planning.agreed import prepared
 from evener.session.planning.decide import check_plan, choose_plan
 from evener.session.planning.measure import profile_together
-from evener.session.recipe import Recipe
+from evener.session.recipe import Recipe, in_dtype
 from evener.session.request import Request
 from tests.unit.planner.small import linear_profile
 
@@ -71,3 +73,14 @@ def test_more_samples_at_once_than_a_step_has_are_refused_before_measuring() -> 
         prepared(recipe(512, 256), asked)
     assert refused.value.numbers == "--micro-batch 99999, global batch 256"
     prepared(recipe(512, 256), Request(fleet=ONE, run_dir="runs", micro_batch=256))
+
+
+def test_a_model_that_no_device_has_a_rate_for_is_refused_before_anything_is_measured() -> None:
+    rate = {"float32": Figure(value=8e9, source="assumed")}
+    fleet = Fleet(devices=(Device(name="lab/a", kind="k", flops=rate), Device(name="lab/b", kind="cpu")))
+    asked = Request(fleet=fleet, run_dir="runs", rehearse=True)
+    prepared(recipe(8, 8), asked)
+    with pytest.raises(UsageError, match="cannot be paced") as refused:
+        prepared(in_dtype(recipe(8, 8), torch.float64), asked)
+    assert refused.value.numbers == "lab/a has no rate for float64"
+    prepared(in_dtype(recipe(8, 8), torch.float64), replace(asked, rehearse=False))

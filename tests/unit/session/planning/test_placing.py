@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from evener.core.figures import Figure
@@ -13,7 +14,7 @@ from evener.errors import FileError, NoPlanFitsError, UnknownNameError, UsageErr
 from evener.runtime.tables.layer import TableLayer, table_layers
 from evener.session.layout.tables import table_names
 from evener.session.planning.agreed import prepared
-from evener.session.planning.placing import settled, with_places
+from evener.session.planning.placing import Placing, plan_with_tables, settled, with_places
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 
@@ -167,3 +168,20 @@ def test_a_place_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=said):
             prepared(recipe(place), wanted)
+
+
+def test_a_device_that_has_rows_is_kept(tmp_path: Path) -> None:
+    """The fastest plan left lab/0 out, and then its rows were those of "no device of the job"."""
+    wanted = request(tmp_path, 100, 100)
+    made = prepared(recipe({"large": {"lab/0": 1, "lab/1": 3}}), wanted)
+
+    def choose(asked: Request, left: Fleet) -> Plan:
+        return plan("lab/0", "lab/1") if asked.keep_all else plan("lab/1")
+
+    found = plan_with_tables(choose, wanted, wanted.fleet, made, Placing())
+    assert found.devices == ("lab/0", "lab/1")
+    assert found.why.endswith("; all devices take part, as lab/0 has rows of the table large")
+    assert found.tables[0].rows == {"lab/0": 4096, "lab/1": 12_288}
+    given = replace(wanted, batch_per_device={"lab/0": 0, "lab/1": 32})
+    with pytest.raises(UsageError, match="a device without samples holds no rows: lab/0 has rows"):
+        plan_with_tables(choose, given, given.fleet, made, Placing())
