@@ -10,16 +10,20 @@ from evener.errors import StateLostError
 Given = Mapping[str, tuple[HeldRows, ...]]
 
 
-def rows_given(standings: Iterable[Standing], sizes: Mapping[str, int]) -> dict[str, tuple[HeldRows, ...]]:
-    """By table, of `sizes` rows, a device for each row. StateLostError where only lost devices had some.
+def rows_given(
+    standings: Iterable[Standing], sizes: Mapping[str, int], lost: Sequence[str] = ()
+) -> dict[str, tuple[HeldRows, ...]]:
+    """By table, of `sizes` rows, a device for each row. StateLostError where only `lost` devices had some.
 
     Example: 10 rows, a has 0 to 6, b has 4 to 10: a gives 0 to 6, b the rest.
     """
     known = tuple(standings)
-    return {table: tuple(_cover(known, table, num_rows)) for table, num_rows in sizes.items()}
+    return {table: tuple(_cover(known, table, num_rows, lost)) for table, num_rows in sizes.items()}
 
 
-def _cover(standings: Sequence[Standing], table: str, num_rows: int) -> Iterable[HeldRows]:
+def _cover(
+    standings: Sequence[Standing], table: str, num_rows: int, lost: Sequence[str]
+) -> Iterable[HeldRows]:
     at = 0
     while at < num_rows:
         held = [
@@ -27,7 +31,7 @@ def _cover(standings: Sequence[Standing], table: str, num_rows: int) -> Iterable
         ]
         if not held:
             raise StateLostError(
-                f"only lost devices held rows of the table {table}",
+                f"only devices that are lost ({', '.join(lost)}) held rows of the table {table}",
                 numbers=f"row {at} and others of {num_rows}",
                 remedy="start again from the newest checkpoint: --resume",
             )

@@ -178,7 +178,8 @@ def _rows(
             remedy="start again from the newest checkpoint: --resume",
         )
     there = [s for s in standings if s.step == settled.step or not s.stood_by]
-    given = rows_given(there, {t.name: t.num_rows for t in tables})
+    lost = [d for d in begun_under.devices if all(s.device != d for s in standings)]
+    given = rows_given(there, {t.name: t.num_rows for t in tables}, lost)
     used = [d.name for d in fleet.devices if d.name in plan.devices]
     lying = {t.name: residence_of(member.recipe, t.name) for t in tables}
     lying |= {p.table: p.residence for p in begun_under.tables if p.residence}
