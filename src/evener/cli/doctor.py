@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from evener.cli.options import AsJson
-from evener.core.host import HostFacts
+from evener.core.host import BUSY_LOAD, HostFacts
 from evener.core.words import printable
 
 STYLES = {"works": "green", "slow": "yellow", "fails": "bold red"}
@@ -122,7 +122,12 @@ def _cpu(facts: HostFacts) -> str:
     rates = [f"{name} {rate / 1e9:.4g} GFLOP/s" for name, rate in facts.cpu.dtypes.items()]
     rates += [f"{name} does not run" for name in facts.cpu.dtype_errors]
     threads = f"{facts.cpu.threads} threads" if facts.cpu.threads else ""
-    return ", ".join(x for x in (f"CPU {facts.cpu.model or 'unknown'}", threads, *rates) if x)
+    if facts.cpu.dtypes:
+        rates.append("each the fastest of a few calls")
+    told = ", ".join(x for x in (f"CPU {facts.cpu.model or 'unknown'}", threads, *rates) if x)
+    if facts.load is None or facts.load <= BUSY_LOAD * (facts.cpu.threads or 1):
+        return told
+    return f"{told}; busy with other work (load average {facts.load:.1f}), quiet it is faster"
 
 
 def _limits(facts: HostFacts) -> str:

@@ -122,6 +122,8 @@ def plan(
     if output is not None:
         write(output, result.plan)
     show(result, Console(file=sys.stderr if as_json else sys.stdout, highlight=False), told)
+    if output is not None:
+        print(f"written to {output}", file=sys.stderr)
     if as_json:
         print(json.dumps(as_object(result, told)))
 

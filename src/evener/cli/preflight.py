@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 from datetime import timedelta
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from evener.cli.options import AsJson
 from evener.core.addresses import host_and_port
+from evener.core.tell import waiting
 
 _REACH_S = 5.0
 """So long a process tries to reach the meeting place before it names it."""
@@ -47,8 +49,10 @@ def preflight(
     store, place, count, mine = _meeting(meet, processes, number, wait)
     board = Board(store)
     here = name or host_name()
+    with waiting(f"process {mine} waits for all of the {count} processes to come to {meet or 'torchrun'}"):
+        names = names_of(board, mine, count, here, come_s=wait)
     party = Party(
-        names=names_of(board, mine, count, here, come_s=wait),
+        names=names,
         number=mine,
         host=this_host() or here,
         board=board,
@@ -85,7 +89,11 @@ def _meeting(
     host, port = host_and_port(meet, example="--meet lab1:29400")
     if not port:
         raise UsageError(f"{meet!r} is no place to meet: all must know its port", remedy="--meet lab1:29400")
-    trouble = "" if number == 0 else reach(host, port, come_s=wait, silent_s=_REACH_S)
+    try:
+        socket.getaddrinfo(host, port)  # else torch tries a name that nobody knows for a minute
+        trouble = "" if number == 0 else reach(host, port, come_s=wait, silent_s=_REACH_S)
+    except OSError as e:
+        trouble = f"{host} is no name that this host knows ({e.strerror})"
     try:
         if not trouble:
             store = dist.TCPStore(

@@ -71,6 +71,7 @@ def simulate(
     run = play(chosen, world, steps=steps, faults=script)
     if output is not None:
         write_bytes(output, chrome_trace(run.trace))
+        print(f"written to {output}", file=sys.stderr)
     costs = world.costs_of(chosen)
     limits = {d: m.limit_bytes for d, m in costs.memory.items()}
     stream = sys.stderr if as_json else sys.stdout

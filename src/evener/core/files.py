@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from evener.core.words import in_bytes
 from evener.errors import FileError
 
 T = TypeVar("T")
@@ -26,14 +27,22 @@ def read(path: str | Path, shape: type[T]) -> T:
 
     Raises FileError naming the file, the place inside it and what was expected there.
     """
-    path = Path(path)
+    return decode(read_bytes(path), shape, str(path))
+
+
+def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
+    """All of the file at `path`, at most `most` bytes; FileError for a larger one, and for /dev/zero.
+
+    Bytes are counted as they come: devices and pipes have no size to ask for.
+    """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise FileError(f"{path} is larger than {MAX_BYTES >> 20} MiB", remedy="a smaller file")
-        raw = path.read_bytes()
+        with Path(path).open("rb") as file:
+            raw = file.read(most + 1)
     except OSError as e:
         raise FileError(f"cannot read {path}: {e.strerror}", remedy="check the path") from e
-    return decode(raw, shape, str(path))
+    if len(raw) > most:
+        raise FileError(f"{path} is larger than {in_bytes(most)}", remedy="a smaller file")
+    return raw
 
 
 def decode(raw: bytes, shape: type[T], where: str) -> T:

@@ -10,6 +10,7 @@ from evener.errors import UnknownNameError
 
 FAMILIES = ("matmul", "attention", "convolution", "other")
 """Families of operations that a rehearsal paces apart."""
+LONGEST_NAME = 200
 REHEARSED = "rehearsal"
 """The `type` of an accelerator that is rehearsed: what torch calls it."""
 
@@ -63,13 +64,30 @@ class Device(Value, frozen=True, kw_only=True):
     rehearsed: Rehearsed | None = None
 
     def __post_init__(self) -> None:
+        for word, text in (("name", self.name), ("kind", self.kind)):
+            if len(text) > LONGEST_NAME:
+                raise ValueError(f"a device's {word} has {len(text)} characters, at most {LONGEST_NAME}")
         host, slash, local = self.name.partition("/")
         if not (host and slash and local) or "/" in local or self.name != self.name.strip():
             raise ValueError(f"device name must read host/device, got {self.name!r}")
         if not self.kind:
             raise ValueError(f"device {self.name!r} needs a kind")
+        for figure, most, what in self._bounded():
+            if figure is not None and figure.value > most:
+                raise ValueError(f"device {self.name!r} has {what} of {figure.value:.3g}: at most {most:.3g}")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"device {self.name!r} needs 1 thread or more, got {self.threads}")
+
+    def _bounded(self) -> list[tuple[Figure | None, float, str]]:
+        """What a slip of a unit would make absurd: far above all that there is."""
+        return [
+            (self.launch_s, 10.0, "launch_s"),
+            (self.bytes_per_s, 1e18, "bytes_per_s"),
+            (self.memory_bytes, 1e18, "memory_bytes"),
+            (self.price_per_hour, 1e9, "price_per_hour"),
+            (self.watts, 1e9, "watts"),
+            *((rate, 1e21, f"flops in {dtype}") for dtype, rate in self.flops.items()),
+        ]
 
     @property
     def host(self) -> str:

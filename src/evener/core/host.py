@@ -10,6 +10,8 @@ from evener.core.figures import Value
 
 UNLIMITED = 2**63 - 1
 """How a limit of the operating system that is not set is written."""
+BUSY_LOAD = 0.25
+"""A load average above this part of the CPUs is reported: it slows what is measured."""
 
 Vendor = Literal["nvidia", "amd", "intel", "apple"]
 
@@ -154,6 +156,7 @@ class HostFacts(Value, frozen=True, kw_only=True):
     interest that are loaded. `resolves_to` is where the host's own name leads. `acs` says whether bridges
     redirect traffic between cards through the root. `infiniband` lists its ports. `shm_bytes` is /dev/shm,
     `open_files` and `locked_bytes` are limits of a process, `UNLIMITED` where there are none.
+    `load` is the load average before anything was timed: rates are too low where it is not small.
     """
 
     host: str
@@ -182,6 +185,7 @@ class HostFacts(Value, frozen=True, kw_only=True):
     failures: tuple[Failure, ...] = ()
     note: str = ""
     version: int = 1
+    load: float | None = None
 
     def setting(self, name: str) -> str | None:
         """The value of the setting called `name`; None where nobody has set it."""

@@ -22,6 +22,19 @@ def in_bytes(number: float) -> str:
     return f"{number:.0f} B"
 
 
+def in_time(seconds: float, digits: int = 3) -> str:
+    """Seconds in a unit that suits. Examples: "65.1 ms", "12.3 s", "57.5 min", "26.4 h", "1,157 days"."""
+    size = abs(seconds)
+    if size < 1e-3 and size:
+        return f"{seconds * 1e6:.{digits}g} µs"
+    if size < 1 and size:
+        return f"{seconds * 1e3:.{digits}g} ms"
+    for most, unit, word in ((1000, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if size < most:
+            return f"{seconds / unit:.{digits}g} {word}"
+    return f"{seconds / 86_400:,.0f} days"
+
+
 def printable(text: str) -> str:
     """`text` for a terminal, where a file of others could hold commands: what cannot be seen is replaced.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from evener.core.fleet import Device, Fleet
 from evener.core.job import Job
 from evener.core.profile import Profile
+from evener.core.words import in_time
 from evener.cost.step import StepCost, step_cost
 from evener.errors import OutOfRangeError, UnknownNameError
 from evener.planner.placing import banned_layers
@@ -118,4 +119,4 @@ def gib(num_bytes: float) -> str:
 
 def ms(seconds: float) -> str:
     """Seconds for people. Example: ms(0.0651) = "65.1 ms"; ms(12.3) = "12.3 s"."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return in_time(seconds) if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -48,6 +48,7 @@ def look(
     device (a few seconds each). Takes at most about 130 s where everything hangs.
     """
     failures: list[Failure] = []
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # before our own work counts
     name = host or socket.gethostname().partition(".")[0].replace("/", "-") or "host"
     build, devices, rates, libcuda = _torch(ask, measure, failures)
     nvidia, found = _nvidia(ask, read, failures, libcuda)
@@ -63,6 +64,7 @@ def look(
     addresses = [c.bus_id for c in found if c.vendor == "nvidia" and not c.parent and c.bus_id]
     facts = HostFacts(
         host=name,
+        load=load,
         system=platform.system().lower(),
         machine=platform.machine().lower().replace("amd64", "x86_64"),
         kernel=platform.release(),

@@ -12,6 +12,7 @@ import psutil
 
 from evener.core.figures import Curve, Figure
 from evener.core.fleet import Device, Fleet, Link
+from evener.core.host import BUSY_LOAD
 from evener.probing import links as link_tasks
 from evener.probing.identity import devices_here, free_bytes, host_name, select, torch_device
 from evener.probing.rates import (
@@ -25,8 +26,6 @@ from evener.probing.rounds import Clock, Progress, Task, covering, fit_curve, ru
 FULL_S = 14.0
 QUICK_S = 3.0
 SLOT_S = 0.03
-BUSY_LOAD = 0.25
-"""A load average above this part of the CPUs is reported: it slows what is measured."""
 
 
 def probe(

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evener.core.figures import Figure
+from evener.core.words import in_time
 
 _UNITS = ((10.0, 1.0, "s"), (1e-2, 1e3, "ms"), (0.0, 1e6, "µs"))
 
@@ -47,10 +48,8 @@ def amount(seconds: float, factor: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words, four digits. Examples: "1.2 s", "123.4 ms", "56.7 µs"."""
-    size = abs(seconds)
-    factor, unit = (1.0, "s") if size >= 1 or size == 0 else (1e3, "ms") if size >= 1e-3 else (1e6, "µs")
-    return f"{seconds * factor:.4g} {unit}"
+    """Seconds in words, four digits. Examples: "1.2 s", "123.4 ms", "56.7 µs", "57.5 min"."""
+    return in_time(seconds, 4)
 
 
 def clock_time(seconds: float) -> str:
@@ -61,7 +60,12 @@ def clock_time(seconds: float) -> str:
 
 
 def percent(part: float, *, sign: bool = False) -> str:
-    """A ratio as per cent. Examples: 0.05 is "5.0 %", with `sign` "+5.0 %"."""
+    """A ratio as per cent. Examples: 0.05 is "5.0 %", with `sign` "+5.0 %".
+
+    With `sign` it is a difference, and from +1000 % on told as a multiple: 153 is "154 x".
+    """
+    if sign and part >= 10:
+        return f"{1 + part:.4g} x"
     return f"{100 * part:+.1f} %" if sign else f"{100 * part:.1f} %"
 
 

@@ -136,3 +136,11 @@ def test_the_command_works_where_torch_cannot_be_imported(tmp_path):
     assert done.returncode == 1, done.stderr
     last = json.loads(done.stdout.splitlines()[-1])
     assert [f["evidence"] for f in last["findings"] if f["code"] == "DR119"] == ["SystemExit: half installed"]
+
+
+def test_rates_of_a_busy_host_say_so(monkeypatch, capsys):
+    for load, said in ((1.9, True), (0.1, False)):
+        busy = msgspec.structs.replace(HEALTHY, load=load)
+        monkeypatch.setattr("evener.probing.host.look", lambda busy=busy, **_: busy)
+        told = run().output
+        assert ("busy with other work (load average 1.9), quiet it is faster" in told) == said

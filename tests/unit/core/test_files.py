@@ -1,9 +1,11 @@
 """A file that is not what it should be: the remedy shows one that is."""
 
+from pathlib import Path
+
 import pytest
 
 from evener.core.catalogue import FleetFile
-from evener.core.files import EXAMPLES, decode, read
+from evener.core.files import EXAMPLES, decode, read, read_bytes
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
@@ -29,3 +31,11 @@ def test_the_remedy_names_a_real_example(shape: type, example: str) -> None:
 def test_the_examples_are_there_and_valid() -> None:
     for name, shape in (("fleet", Fleet), ("plan", Plan)):
         assert read(ROOT / EXAMPLES[name].split()[0], shape)
+
+
+def test_what_has_no_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    """The size that a device tells is 0."""
+    with pytest.raises(FileError, match="/dev/zero is larger than 1 KiB"):
+        read_bytes("/dev/zero", 1024)
+    (tmp_path / "right").write_bytes(b"x" * 1024)
+    assert len(read_bytes(tmp_path / "right", 1024)) == 1024

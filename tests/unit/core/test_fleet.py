@@ -2,7 +2,7 @@
 
 import pytest
 
-from evener.core.figures import line
+from evener.core.figures import Figure, line
 from evener.core.files import decode
 from evener.core.fleet import FAMILIES, Device, Fleet, Link, Rehearsed
 from evener.errors import FileError
@@ -42,3 +42,20 @@ def test_accelerators_are_rehearsed_as_a_type_of_their_own():
     devices = (Device(name="lab/a", kind="k", type="cuda", index=1), Device(name="lab/cpu", kind="c"))
     rehearsed = Fleet(devices=devices).as_rehearsed()
     assert [(d.type, d.index) for d in rehearsed.devices] == [("rehearsal", None), ("cpu", None)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("launch_s", 1e9), ("bytes_per_s", 1e30), ("memory_bytes", 1e30), ("flops", 1e30), ("watts", 1e30)],
+)
+def test_what_no_device_has_is_refused(field: str, value: float) -> None:
+    figure = Figure(value=value, source="assumed")
+    with pytest.raises(ValueError, match=f"'lab/a' has {field}.* of 1e[+](09|30): at most"):
+        Device(name="lab/a", kind="k", **{field: {"float32": figure} if field == "flops" else figure})
+
+
+@pytest.mark.parametrize("word", ["name", "kind"])
+def test_a_name_is_no_novel(word: str) -> None:
+    given = {"name": "lab/a", "kind": "k"}
+    with pytest.raises(ValueError, match=f"a device's {word} has 50.. characters, at most 200"):
+        Device(**(given | {word: given[word] + "x" * 5000}))

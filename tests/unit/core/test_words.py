@@ -5,7 +5,7 @@ import pytest
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.split import split_of
-from evener.core.words import counted, in_bytes, printable, some
+from evener.core.words import counted, in_bytes, in_time, printable, some
 from evener.errors import UsageError
 from evener.report.plans import plan_text
 
@@ -39,3 +39,11 @@ def test_of_many_names_the_first_are_told() -> None:
 def test_bytes_are_told_in_a_unit_that_can_be_read() -> None:
     told = [in_bytes(n) for n in (0, 12, 2048, 17.7 * 2**30, 1023 * 2**30, 64e12, 3 * 2**60)]
     assert told == ["0 B", "12 B", "2 KiB", "17.7 GiB", "1023 GiB", "58.2 TiB", "3072 PiB"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0651, "65.1 ms"), (12.3, "12.3 s"), (3450, "57.5 min"), (95_000, "26.4 h"), (1e8, "1,157 days")],
+)
+def test_a_long_time_is_in_minutes_hours_and_days(seconds: float, words: str) -> None:
+    assert in_time(seconds) == words

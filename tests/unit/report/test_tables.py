@@ -18,7 +18,13 @@ from evener.report.tables import (
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(1.2, "1.2 s"), (0.1234, "123.4 ms"), (5.67e-5, "56.7 µs"), (0, "0 s"), (-0.002, "-2 ms"), (75, "75 s")],
+    [
+        (1.2, "1.2 s"),
+        (0.1234, "123.4 ms"),
+        (5.67e-5, "56.7 µs"),
+        (-0.002, "-2 ms"),
+        (3450, "57.5 min"),
+    ],
 )
 def test_durations(seconds, words):
     assert duration(seconds) == words
@@ -61,3 +67,7 @@ def test_tables_align_and_leave_names_alone():
 def test_long_sentences_are_not_wrapped():
     sentence = "word " * 3000
     assert render(sentence).count("\n") == 1
+
+
+def test_a_difference_of_many_times_is_a_multiple():
+    assert [percent(p, sign=True) for p in (0.5, -0.5, 153.074)] == ["+50.0 %", "-50.0 %", "154.1 x"]

@@ -35,7 +35,7 @@ def bounds_of(table: str, num_rows: int, rows: Mapping[str, int], devices: Seque
             f"the parts of the table {table} are not those of its {num_rows} rows"
             + (f": {', '.join(strangers)} has no part in the plan" if strangers else ""),
             numbers=", ".join(f"{d} {n}" for d, n in rows.items()),
-            remedy=f"rows of {', '.join(devices)} that sum to {num_rows}; a plan with --keep-all leaves none out",
+            remedy=f"rows of {', '.join(devices)} that sum to {num_rows}; --keep-all leaves no device out",
         )
     return (0, *accumulate(rows.get(d, 0) for d in devices))
 

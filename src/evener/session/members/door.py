@@ -21,11 +21,11 @@ from typing import Any
 
 from evener import __version__
 from evener.core.figures import Value
-from evener.core.files import decode, encode
+from evener.core.files import decode, encode, read_bytes
 from evener.errors import EnvironmentBrokenError, FileError, RefusedError
 from evener.session.request import TOKEN_FILE, Request
 
-MAX_BYTES = 2**24
+MAX_BYTES, MAX_TOKEN_BYTES = 2**24, 4096
 PATIENCE_S = 10.0
 PENALTY_S = 1.0
 
@@ -52,10 +52,11 @@ def new_token(folder: Path) -> str:
 def read_token(path: Path) -> str:
     """The token in a file; FileError when there is none."""
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError as e:
+        return read_bytes(path, MAX_TOKEN_BYTES).decode("ascii").strip()
+    except (FileError, UnicodeDecodeError) as e:
         raise FileError(
-            f"cannot read the token in {path}: {e.strerror}",
+            f"no token can be read from {path}",
+            numbers=e.what if isinstance(e, FileError) else "it holds no plain text",
             remedy=f"--token-file with the file {TOKEN_FILE} of the job's run folder, copied to this host",
         ) from e
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -137,7 +138,8 @@ def check_out(path: Path) -> None:
 
 
 def write_outputs(path: Path, outputs: Mapping[str, Tensor]) -> None:
-    """Write tensors by name as safetensors or npz, as the name of `path` says."""
+    """Write tensors by name as safetensors or npz, as the name of `path` says: whole or not at all."""
+    part = path.with_name(f".{path.name}.part{path.suffix}")  # savez gives a name without .npz one
     try:
         if path.suffix == ".npz":
             lacking = [n for n, t in outputs.items() if t.dtype == torch.bfloat16]
@@ -145,8 +147,11 @@ def write_outputs(path: Path, outputs: Mapping[str, Tensor]) -> None:
                 raise UsageError(
                     f"npz knows no bfloat16, which {', '.join(lacking)} is", remedy="a .safetensors file"
                 )
-            np.savez(path, **{n: t.numpy() for n, t in outputs.items()})  # type: ignore[arg-type]
+            np.savez(part, **{n: t.numpy() for n, t in outputs.items()})  # type: ignore[arg-type]
         else:
-            save_file({n: t.contiguous() for n, t in outputs.items()}, path)
-    except OSError as e:
-        raise FileError(f"cannot write {path}: {e}", remedy="a file that you may write") from e
+            save_file({n: t.contiguous() for n, t in outputs.items()}, part)
+        os.replace(part, path)
+    except (OSError, SafetensorError) as e:
+        raise FileError(f"cannot write {path}: {e}", remedy="a folder with room that you may write to") from e
+    finally:
+        part.unlink(missing_ok=True)
