@@ -1,6 +1,7 @@
 """The `evener` command: finds the verb, loads only its file, and turns errors into text and exit codes.
 
-Exit codes: 0 yes; 1 no (no plan fits, not exact); 2 wrong use or a broken environment; 130 interrupted.
+Exit codes: 0 yes; 1 no (no plan fits, not exact); 2 wrong use or a broken environment; 130 interrupted, 143
+by SIGTERM.
 """
 
 import json
@@ -14,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from evener import __version__
+from evener.cli.interrupts import INTERRUPTED, orderly_interrupts
 from evener.errors import EnvironmentBrokenError, EvenerError, UsageError
 
 # One line each, so that `evener --help` imports no verb. evener/cli/<verb>.py has a function <verb>.
@@ -94,13 +96,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line `argv` (default: the process's own) and exit with its code."""
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        code = typer.main.get_command(app)(args, prog_name="evener", standalone_mode=False)
+        with orderly_interrupts():
+            code = typer.main.get_command(app)(args, prog_name="evener", standalone_mode=False)
     except EvenerError as error:
         code = _report(error, args)
     except typer.TyperException as error:
         code = _report_wrong_use(error, args)
     except (typer.Abort, KeyboardInterrupt):
-        code = 130
+        code = INTERRUPTED
     except ImportError as error:
         code = _report(_not_imported(error), args)
     except Exception as error:

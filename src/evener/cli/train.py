@@ -188,14 +188,28 @@ def train(
 
 def _run(request: "Request", listen: str | None, log_to: Sequence[str]) -> "Outcome | None":
     """The run that was asked for, and whoever looks on, in a folder of its own."""
+    from evener.cli.interrupts import orderly_sigterm
+    from evener.core.tell import tell
     from evener.serving.watching import watching
-    from evener.session.checkpoints.resume import check_folder
+    from evener.session.checkpoints.resume import check_folder, stopped
     from evener.session.launching.launch import run
+    from evener.session.meeting import world_size_here
     from evener.session.request import unless_unused
 
-    check_folder(Path(request.run_dir), request.resume)
-    with unless_unused(request.run_dir), watching(request.run_dir, listen=listen, log_to=log_to):
+    folder = Path(request.run_dir)
+    check_folder(folder, request.resume)
+    if world_size_here() is not None:
         return run(request)
+    try:
+        with (
+            orderly_sigterm(),
+            unless_unused(request.run_dir),
+            watching(folder, listen=listen, log_to=log_to),
+        ):
+            return run(request)
+    except (KeyboardInterrupt, SystemExit):
+        tell(stopped(folder, request.script))
+        raise
 
 
 def _join(

@@ -24,6 +24,7 @@ from evener.session.sockets import GroupSockets, shut_sockets
 
 T = TypeVar("T")
 OUTCOME, FINISHED = "outcome", "finished"  # what the leading process puts at the end
+BEGUN = "begun"  # put once all are ready for the first step: from then on a lost device ends no elastic job
 HOW_TO_JOIN = "how to join"  # a sentence of the process that started the others
 POLL_S = 0.01
 FOREVER = timedelta(days=365)  # for what takes as long as the training
@@ -117,6 +118,13 @@ class Meeting:
             return decode(self.store.get(key), shape, f"the job's {key}")
         except RuntimeError as e:
             raise PeerLostError(f"the job's store no longer answers for {key}: {e}") from e
+
+    def goes_on(self) -> bool:
+        """Whether the job may go on without this process; also where nothing is known as it is cut off."""
+        try:
+            return self._is_over.is_set() or self._entrance.check([BEGUN])
+        except RuntimeError:
+            return True
 
     def report_failure(self, failure: Failure) -> None:
         """Tell the others why this process ends; the first one to do so is the cause."""

@@ -42,6 +42,7 @@ from evener.session.site import open_site, site_of
 
 MOST_FAILURES = 4
 STAND_BY_S = 0.02
+KNOWN_WITHIN_S = 0.5  # a process that has ended is told to the others at once
 
 
 def guarded_work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Outcome | None:
@@ -54,7 +55,8 @@ def guarded_work(request: Request, meeting: Meeting, recipe: Recipe | None = Non
 def telling(meeting: Meeting, name: str) -> Iterator[None]:
     """What ends the process of device `name` in here ends the job, and all others are told why."""
     try:
-        yield
+        with _lost_ones(meeting):
+            yield
     except PeerLostError as e:
         cause = meeting.wait_for_failure()
         if cause is None:
@@ -67,6 +69,21 @@ def telling(meeting: Meeting, name: str) -> Iterator[None]:
         what = f"{name} stopped on an unexpected {type(e).__name__}: {e}"
         meeting.report_failure(Failure(device=name, code="EV000", exit_code=2, what=what))
         raise
+
+
+@contextmanager
+def _lost_ones(meeting: Meeting) -> Iterator[None]:
+    """torch's errors of connections that end are PeerLostError where it is known who was lost."""
+    try:
+        yield
+    except RuntimeError as e:
+        end = time.monotonic() + KNOWN_WITHIN_S
+        while meeting.alarm() is None and time.monotonic() < end:
+            time.sleep(STAND_BY_S)
+        alarm = meeting.alarm()
+        if alarm is None:
+            raise
+        raise PeerLostError(alarm, numbers=str(e).partition("\n")[0]) from e
 
 
 def failure_of(name: str, error: EvenerError) -> Failure:

@@ -7,7 +7,7 @@ from pathlib import Path
 from evener.core.figures import Value
 from evener.core.words import counted, some
 from evener.errors import StateError, UsageError
-from evener.report.metrics import drop_from
+from evener.report.metrics import drop_from, read_metrics
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in, newest_good, open_checkpoint
 from evener.runtime.checkpoints.manifest import MANIFEST, Position
 from evener.runtime.hardware import ALLOCATED, peak_bytes
@@ -66,6 +66,21 @@ def check_folder(run_dir: Path, resume: str | None) -> None:
             numbers=" and ".join(found),
             remedy=f"{goes_on}another --run-dir for a new one",
         )
+
+
+def stopped(run_dir: Path, script: str) -> str:
+    """What a person who has ended a run needs to know: how far it came, what is saved, how it goes on."""
+    metrics = run_dir / METRICS
+    records = read_metrics(metrics).records if metrics.is_file() else ()
+    if not records:
+        return "stopped before the first step"
+    saved = checkpoints_in(run_dir)
+    if saved:
+        command = f"evener train {script} --run-dir {run_dir} --resume latest"
+        goes_on = f"the newest checkpoint is {saved[0].label}: {command} goes on from it"
+    else:
+        goes_on = "no checkpoint was saved: with --checkpoint-every the run could go on"
+    return f"stopped after step {records[-1].step + 1}; files: {run_dir}; {goes_on}"
 
 
 def chosen_for(resume: str, run_dir: Path, here: Position | None, *, stop: int) -> Chosen:

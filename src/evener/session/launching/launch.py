@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +27,16 @@ from evener.session.address import choose_interface
 from evener.session.journal import Outcome
 from evener.session.launching.grounds import Grounds, grounds_of
 from evener.session.launching.lookout import Lookout
-from evener.session.meeting import FINISHED, HOW_TO_JOIN, OUTCOME, is_launched, open_meeting, read_failure
+from evener.session.meeting import (
+    BEGUN,
+    FINISHED,
+    HOW_TO_JOIN,
+    OUTCOME,
+    Meeting,
+    is_launched,
+    open_meeting,
+    read_failure,
+)
 from evener.session.members.door import Door, Welcome, new_token
 from evener.session.members.joiner import meeting_at
 from evener.session.members.wishes import leave_on_sigterm
@@ -86,6 +96,7 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    _start_server()
     lifeline, parent_end = context.Pipe(duplex=False)
     processes = []
     elastic = may_change_devices(request)
@@ -122,6 +133,17 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
         _end(processes)
 
 
+def _start_server() -> None:
+    """The fork server, for which Ctrl-C is nothing from its first moment on: it ends with this process."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # it is then started with the first process
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is ignored stays so in a new program
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _child(request_json: bytes, environment: dict[str, str], lifeline: Connection, place: str) -> None:
     """The main function of a device's process, which lives in the namespace `place` if there is one."""
     if place:
@@ -135,6 +157,7 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
 
     request = decode(request_json, Request, "the request")
     number, starting = int(environment["RANK"]), len(request.fleet.devices)
+    meeting: Meeting | None = None
     try:
         if number >= starting:
             join(
@@ -151,7 +174,8 @@ def _child(request_json: bytes, environment: dict[str, str], lifeline: Connectio
         else:
             guarded_work(request, meeting)
     except EvenerError as e:
-        if isinstance(e, PeerLostError | RefusedError):  # the others go on, so nobody else tells
+        if isinstance(e, PeerLostError | RefusedError) and (meeting is None or meeting.goes_on()):
+            # The others go on, so nobody else tells.
             tell(f"{mp.current_process().name} ends: {e.what}")
         os._exit(e.exit_code)  # told to the store; loader workers and Gloo threads need no goodbye
 
@@ -166,7 +190,8 @@ def _end_with_parent(lifeline: Connection) -> None:
 def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: bool, again: str) -> None:
     """Return when all ended well; raise as soon as the first failure is known; say when nothing moves.
 
-    With `elastic`, a process that was ended from outside is told to the others, who go on without it.
+    With `elastic`, a process that was ended from outside is told to the others, who go on without it once
+    they have begun.
     """
     running = {p.sentinel: p for p in processes}
     killed: EvenerError | None = None  # why the others had to end, where they cannot go on
@@ -179,7 +204,8 @@ def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: boo
                     store.set(pulse_key(process.name), GONE)
                 lost = _why(process, store, patient=not elastic, again=again)
                 killed = lost if process.exitcode < 0 else killed
-                if not (elastic and isinstance(lost, PeerLostError) and (running or store.check([OUTCOME]))):
+                others = store.check([BEGUN]) and (running or store.check([OUTCOME]))
+                if not (elastic and isinstance(lost, PeerLostError) and others):
                     raise (killed or lost) if isinstance(lost, PeerLostError) else lost
                 tell(f"{lost.what}; the others go on")
         for sentence in lookout.look(list(running.values())):

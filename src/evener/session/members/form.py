@@ -24,7 +24,7 @@ from evener.session.loop.profiled import StepProfiler
 from evener.session.loop.steps import Steps
 from evener.session.loop.timetable import agreed_schedules, step_sizes
 from evener.session.loop.unfinished import unfinished
-from evener.session.meeting import REGROUP_TIMEOUT
+from evener.session.meeting import BEGUN, REGROUP_TIMEOUT
 from evener.session.members.handover import hand_over
 from evener.session.members.member import Generation, Member
 from evener.session.members.rows import move_rows
@@ -103,6 +103,8 @@ def form(member: Member, generation: Generation) -> None:
         _become_live(member, generation)
         ready = torch.zeros(1)
         generation.steps.layout.holding.wire.all_reduce(ready, f"generation {number}").wait()
+        if generation.steps.ranks.rank == 0:
+            member.meeting.put(BEGUN, True)
     member.has_begun = True
     member.stopwatch.mark("forming")
     if member.pulse:

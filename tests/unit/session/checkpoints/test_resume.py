@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from evener.core.records import StepRecord
 from evener.errors import StateError, UsageError
+from evener.report.metrics import MetricsWriter
 from evener.session.ask import request_for
-from evener.session.checkpoints.resume import LATEST, check_folder, choose, latest_run, seed_of
+from evener.session.checkpoints.resume import LATEST, check_folder, choose, latest_run, seed_of, stopped
 from tests.checkpoints import save
 
 
@@ -89,3 +91,13 @@ def test_metrics_alone_are_a_run_and_nothing_goes_on_from_them(tmp_path: Path) -
     with pytest.raises(UsageError, match="holds another run") as e:
         check_folder(tmp_path, None)
     assert e.value.numbers == "metrics.jsonl" and "--resume" not in e.value.remedy
+
+
+def test_who_ends_a_run_is_told_how_far_it_came_and_how_it_goes_on(tmp_path: Path) -> None:
+    assert stopped(tmp_path / "none", "job.py") == "stopped before the first step"
+    with MetricsWriter(tmp_path / "metrics.jsonl") as writer:
+        writer.append(StepRecord(step=11, samples=8, step_s=1.0, loss=1.0, lr=0.1, seconds={}))
+    told = stopped(tmp_path, "job.py")
+    assert told.startswith(f"stopped after step 12; files: {tmp_path}; no checkpoint") and "every" in told
+    save(tmp_path, 8)
+    assert "is samples-000000000008 (step 1): evener train job.py --run-dir" in stopped(tmp_path, "job.py")
