@@ -68,6 +68,7 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
         keep_first_gradient(layout.parameters, steps.optimizer, folder, steps.ranks.rank, extra)
     journal.open(steps.plan, leads=steps.ranks.rank == 0)
     try:
+        journal.tell(steps.decisions)  # where it was taken up, before its first step
         if evaluate and steps.number == 0:
             journal.heldout_first = evaluate_heldout(steps, wire)
         stop = samples_to_train(request, len(recipe.dataset), recipe.global_batch)

@@ -84,3 +84,11 @@ def test_a_run_that_begins_anew_for_want_of_a_checkpoint_keeps_no_old_steps(tmp_
         ev.train(recipe(), steps=2, **wishes)
     ev.train(recipe(), steps=2, resume="latest", **wishes)
     assert [r.step for r in read_metrics(tmp_path / "metrics.jsonl").records] == [0, 1]
+
+
+def test_where_a_run_is_taken_up_is_told_before_its_first_step(tmp_path: Path, capsys) -> None:
+    wishes = {"fleet": HERE, "plan": PLAN, "run_dir": tmp_path, "checkpoint_every": "1h", "resume": "latest"}
+    ev.train(recipe(), steps=3, quiet=True, **wishes)
+    ev.train(recipe(), steps=5, **wishes)
+    told = capsys.readouterr().err
+    assert 0 < told.index("taken up at step 3") < told.index("step 4/")
