@@ -1,5 +1,6 @@
 """Groups are formed with a patience of their own, and then bear work of any length."""
 
+import threading
 import time
 from datetime import timedelta
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from evener.errors import PeerLostError
 from evener.runtime.wires.messages import Messages
+from evener.session import meeting
 from evener.session.meeting import Meeting
 from tests.local.pool import Pool
 
@@ -31,9 +33,9 @@ def test_one_who_never_comes_is_waited_for_no_longer_than_said() -> None:
 def slow(rank: int, world_size: int, port: int) -> float:
     """Every sum and every message of a group starts later than its members would have been waited for."""
     dist.destroy_process_group()
-    meeting = Meeting(store_at(port, is_master=False), rank, world_size)
-    meeting.join_group(rank, world_size, "gloo", BRIEF)
-    group = meeting.new_group([0, 1])
+    room = Meeting(store_at(port, is_master=False), rank, world_size)
+    room.join_group(rank, world_size, "gloo", BRIEF)
+    group = room.new_group([0, 1])
     values = torch.full((8,), float(rank + 1))
     messages = Messages(group, ["a", "b"], "ab"[rank], 7)
     if rank == 0:
@@ -54,3 +56,25 @@ def slow(rank: int, world_size: int, port: int) -> float:
 def test_work_in_a_group_may_take_longer_than_forming_it(pool: Pool) -> None:
     store = store_at(0, is_master=True)
     assert pool.run(slow, 2, store.port) == [10.0, 10.0]
+
+
+class Stuck:
+    """In place of destroying a group: as when Gloo goes on sending over connections that are gone."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+
+    def __call__(self) -> None:
+        self.goes_on.wait(30.0)
+
+
+def test_a_group_that_cannot_be_destroyed_is_left_all_the_same(monkeypatch) -> None:
+    """A device that was stopped in a sum hung in there; the run ended without it, and its launcher waited."""
+    stuck = Stuck()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", stuck)
+    monkeypatch.setattr(meeting, "LEAVE_S", 0.2)
+    start = time.monotonic()
+    Meeting(dist.HashStore(), 0, 1).leave_group()
+    assert time.monotonic() - start < 5.0
+    stuck.goes_on.set()

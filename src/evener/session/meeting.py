@@ -29,6 +29,7 @@ HOW_TO_JOIN = "how to join"  # a sentence of the process that started the others
 POLL_S = 0.01
 FOREVER = timedelta(days=365)  # for what takes as long as the training
 REGROUP_TIMEOUT = timedelta(seconds=10)  # of those who have just answered a roll
+LEAVE_S = 3.0  # to destroy a group takes milliseconds
 
 
 class Failure(Value, frozen=True, kw_only=True):
@@ -190,9 +191,15 @@ class Meeting:
                 ) from e
 
     def leave_group(self) -> None:
-        """Leave the group and all that were made in it."""
+        """Leave the group and all that were made in it.
+
+        Gloo now and then goes on sending although its connections are gone, and its group waits for that when
+        it is destroyed: then a thread is left to wait, with the group's memory.
+        """
         if dist.is_initialized():
-            dist.destroy_process_group()
+            leaving = threading.Thread(target=dist.destroy_process_group, name="leaving a group", daemon=True)
+            leaving.start()
+            leaving.join(LEAVE_S)
         self.sockets.forget()
 
 
