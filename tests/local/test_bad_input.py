@@ -127,7 +127,7 @@ def test_a_dataset_that_raises_is_named_with_its_error(tmp_path: Path, workers: 
     )
     assert isinstance(error, errors.DataError)
     assert "row 7" in str(error) and "lab/" in str(error) and "(job.py:" in str(error)
-    assert "7" in error.numbers.partition("samples of the dataset: ")[2].split(", ")
+    assert "dataset[7] fails" in error.numbers
 
 
 def test_an_empty_dataset_is_refused(tmp_path: Path) -> None:

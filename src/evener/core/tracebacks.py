@@ -28,14 +28,18 @@ def raised_in(error: BaseException, names: Mapping[int, str]) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """The kind of `error`, the last line of its message, and where in the user's own code it arose.
+    """What `error` says, and where in the user's own code it arose.
 
-    Example: "ValueError: sample too large (job.py:12)". What cannot be seen is replaced, for a terminal.
+    Example: "ValueError: sample too large (job.py:12)".
     """
-    text = str(error).strip().splitlines()
-    said = printable(text[-1])[:_MOST] if text else "no message"
     place = user_line(error)
-    return f"{type(error).__name__}: {said}" + (f" ({place})" if place else "")
+    return said(error) + (f" ({place})" if place else "")
+
+
+def said(error: BaseException) -> str:
+    """The kind of `error` and the last line of its message; what a terminal might obey is replaced."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {printable(text[-1])[:_MOST] if text else 'no message'}"
 
 
 def user_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import nn
 
-from evener.core.tracebacks import tells_of_full_memory
+from evener.core.tracebacks import said, tells_of_full_memory
 from evener.errors import EvenerError, FileError, ModelError, UsageError
 from evener.runtime.dropout import KeyedDropout, replace_dropout
 from evener.runtime.problem import Inputs, Problem, default_inputs, loss_on_cpu
@@ -227,7 +227,7 @@ def load_recipe(script: str | Path, seed: int) -> Recipe:
     except Exception as e:
         line = _line_in(path, e)
         remedy = _TOO_LARGE if tells_of_full_memory(e) else "run the script alone"
-        raise ModelError(f"{path}{line} raised {type(e).__name__}: {e}", remedy=remedy) from e
+        raise ModelError(f"{path}{line} raised {said(e)}", remedy=remedy) from e
     if not isinstance(made, Recipe):
         raise UsageError(f"recipe() of {path} returned a {type(made).__name__}", remedy="return ev.Recipe(…)")
     return made

@@ -57,7 +57,7 @@ def _need(holds: bool, name: str, value: Any, right: str) -> None:
     if not holds:
         shown = repr(value)
         shown = f": {shown}" if len(shown) <= 60 and isinstance(value, str | Real | list | tuple) else ""
-        raise UsageError(f"{name} of the recipe is a {type(value).__name__}{shown}", remedy=right)
+        raise UsageError(f"{name} of the recipe is of type {type(value).__name__}{shown}", remedy=right)
 
 
 def _is_number(value: Any) -> bool:
@@ -76,7 +76,7 @@ def _function(name: str, value: Any, right: str) -> None:
 def _integer(name: str, value: Any, least: int, most: int) -> int:
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise UsageError(
-            f"{name} of the recipe is a {type(value).__name__}: {value!r:.60}", remedy="a whole number"
+            f"{name} of the recipe is of type {type(value).__name__}: {value!r:.60}", remedy="a whole number"
         )
     number = int(value)
     if not least <= number <= most:

@@ -59,3 +59,8 @@ def test_a_name_is_no_novel(word: str) -> None:
     given = {"name": "lab/a", "kind": "k"}
     with pytest.raises(ValueError, match=f"a device's {word} has 50.. characters, at most 200"):
         Device(**(given | {word: given[word] + "x" * 5000}))
+
+
+def test_a_link_whose_shortest_message_takes_an_hour_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"1e[+]09 s for the least bytes: at most 3600 s"):
+        line(1e9, 1e9)

@@ -123,3 +123,10 @@ def test_a_script_may_have_any_name(tmp_path: Path, name: str) -> None:
     script.write_text("# A title\n\nSome *text*.\n", encoding="utf-8")
     with pytest.raises(ModelError, match=f"{name}:3 is no Python: SyntaxError"):
         load_recipe(script, 0)
+
+
+def test_what_a_script_says_when_it_fails_is_no_command_for_a_terminal(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("raise ValueError('a\\x1b[31mb')", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"raised ValueError: a\ufffd.31mb"):
+        load_recipe(script, 0)

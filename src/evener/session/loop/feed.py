@@ -1,5 +1,6 @@
 """Micro-batches for one device: torch's DataLoader over exactly the samples that are its share."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,6 +41,19 @@ class Samples:
 
 _order = lru_cache(maxsize=2)(epoch_order)
 Reads = Callable[[GlobalBatch], Sequence[tuple[int, int]]]
+
+
+def first_unreadable(dataset: Any, indices: Sequence[int], budget_s: float = 3.0) -> int | None:
+    """The first of `indices` at which reading raises, tried one by one for so long; None where none does."""
+    end = time.monotonic() + budget_s
+    for index in indices:
+        if time.monotonic() > end:
+            return None
+        try:
+            dataset[index]
+        except Exception:  # the user's own: the caller has its words
+            return index
+    return None
 
 
 class _Indices:

@@ -27,7 +27,7 @@ from evener.session.layout.precision import needs_loss_scale
 from evener.session.layout.scopes import Scopes
 from evener.session.layout.seat import Seat
 from evener.session.loop.adapting import Adapter
-from evener.session.loop.feed import Feed, Samples
+from evener.session.loop.feed import Feed, Samples, first_unreadable
 from evener.session.loop.keeping import Keeping
 from evener.session.loop.playbook import Playbook
 from evener.session.loop.profiled import StepProfiler
@@ -253,13 +253,17 @@ class Steps:
                 return self._take_step(number)
             except (DataError, ModelError) as e:
                 if e.at is not None and self._range_of is not None:
-                    e.add_numbers(self._samples_in(self._range_of(*e.at)))
+                    e.add_numbers(self._samples_in(self._range_of(*e.at), reads=isinstance(e, DataError)))
                 raise
 
-    def _samples_in(self, part: tuple[int, int]) -> str:
-        """Which samples of the dataset a part of the global batch at hand has."""
+    def _samples_in(self, part: tuple[int, int], *, reads: bool) -> str:
+        """Which samples of the dataset a part of the global batch at hand has; where it is reading that
+        failed, the one that fails again."""
         batch = global_batch_at(self.samples_seen, len(self.recipe.dataset), self.plan.global_batch)
         indices = self.samples.indices(batch, part)
+        found = first_unreadable(self.samples.dataset, indices) if reads else None
+        if found is not None:
+            return f"dataset[{found}] fails"
         return f"samples of the dataset: {some([str(i) for i in indices], 16)}"
 
     def _take_step(self, number: int) -> StepResult:
