@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from evener.core.records import StepRecord
 from evener.core.trace import CAUSES
+from evener.report.page.build import tried
 from evener.report.page.files import RunFiles
 from evener.report.page.losses import report_of
 
@@ -66,7 +67,7 @@ class _Run(Collector):
                 seconds.add_metric((device, cause), by_cause.get(cause, 0.0))
         yield seconds
         yield from _lookups(last)
-        report = report_of(self._run)
+        report = tried("the accounting", lambda: report_of(self._run), [])  # why not stands on the page
         if report:
             help_ = "Samples/s over the sum of what each offered device does alone"
             yield GaugeMetricFamily("evener_efficiency_ratio", help_, report.efficiency)
