@@ -125,7 +125,7 @@ def _cpu(facts: HostFacts) -> str:
     if facts.cpu.dtypes:
         rates.append("each the fastest of a few calls")
     told = ", ".join(x for x in (f"CPU {facts.cpu.model or 'unknown'}", threads, *rates) if x)
-    if facts.load is None or facts.load <= BUSY_LOAD * (facts.cpu.threads or 1):
+    if not facts.cpu.dtypes or facts.load is None or facts.load <= BUSY_LOAD * (facts.cpu.threads or 1):
         return told
     return f"{told}; busy with other work (load average {facts.load:.1f}), quiet it is faster"
 

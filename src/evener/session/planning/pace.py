@@ -8,6 +8,7 @@ import torch
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
+from evener.core.words import some
 from evener.probing.rates import product_rate
 from evener.rehearsal.verdict import foreseen
 from evener.session.recipe import Recipe
@@ -33,14 +34,9 @@ def too_fast(plan: Plan, profile: Profile | None) -> str:
 def without_rate(fleet: Fleet, recipe: Recipe) -> str:
     """Which devices have no rate for the matrices of the model, so that they cannot be paced; "" if none.
 
-    Example: a float64 model and a/0 with a rate for float32 alone: "a/0 has no rate for float64".
+    Example: a float64 model and a/0 with a rate for float32 alone: "no rate for float64 on a/0".
     """
     of_model = {p.dtype for p in recipe.model.parameters() if p.ndim > 1 and p.is_floating_point()}
     names = [str(d).removeprefix("torch.") for d in ({recipe.autocast} if recipe.autocast else of_model)]
-    found = [
-        f"{d.name} has no rate for {name}"
-        for d in fleet.devices
-        for name in sorted(names)
-        if d.flops and name not in d.flops
-    ]
-    return "; ".join(found)
+    lacking = {n: [d.name for d in fleet.devices if d.flops and n not in d.flops] for n in sorted(names)}
+    return "; ".join(f"no rate for {name} on {some(on, 8)}" for name, on in lacking.items() if on)

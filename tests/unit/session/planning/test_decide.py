@@ -82,5 +82,5 @@ def test_a_model_that_no_device_has_a_rate_for_is_refused_before_anything_is_mea
     prepared(recipe(8, 8), asked)
     with pytest.raises(UsageError, match="cannot be paced") as refused:
         prepared(in_dtype(recipe(8, 8), torch.float64), asked)
-    assert refused.value.numbers == "lab/a has no rate for float64"
+    assert refused.value.numbers == "no rate for float64 on lab/a"
     prepared(in_dtype(recipe(8, 8), torch.float64), replace(asked, rehearse=False))
