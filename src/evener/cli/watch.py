@@ -7,8 +7,10 @@ import time
 from rich.console import Console
 
 from evener.cli.options import SERVED_AT, AsJson, ListenAt, LogTo, RunFolder, Serve
+from evener.core.claim import is_claimed
 from evener.core.tell import tell
 from evener.core.words import printable
+from evener.errors import FileError
 from evener.report.live import LiveView
 from evener.report.page.files import RunFiles
 from evener.report.page.losses import report_of
@@ -28,7 +30,7 @@ def watch(
     log_to: LogTo = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run in the terminal while it goes on, until it has written its report; end early with Ctrl-C.
+    """Show a run in the terminal while it goes on, until it has ended; end early with Ctrl-C.
 
     With --serve the page of evener report is shown live, with Prometheus metrics at /metrics. Reads the run's
     folder only, so that the run does not know that it is watched. The folder may be anybody's.
@@ -59,6 +61,14 @@ def _follow(follower: Follower) -> RunFiles:
                 shown = follower.seen
             if run is not None and run.ending is not None:
                 return run
+            if not changed and _has_ended(follower) and not follower.look():
+                if run is None:
+                    raise FileError(
+                        f"the run in {follower.folder.path} has ended, and had no plan",
+                        remedy="why is in the terminal where it was started",
+                    )
+                tell("the run has ended without a report: it was stopped, or it failed")
+                return run
             now = time.monotonic()
             if changed:
                 since, patience = now, QUIET_S
@@ -70,6 +80,12 @@ def _follow(follower: Follower) -> RunFiles:
     finally:
         if view is not None:
             view.__exit__(None, None, None)
+
+
+def _has_ended(follower: Follower) -> bool:
+    """Whether the process that had claimed the folder is gone; not known of runs under torchrun."""
+    path = follower.folder.path
+    return is_claimed(path) is False or not path.is_dir()
 
 
 def _open_view(run: RunFiles, console: Console) -> LiveView:

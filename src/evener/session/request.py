@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from evener.core.claim import CLAIM
 from evener.core.faults import FaultScript
 from evener.core.fewer import fewer_in
 from evener.core.figures import Value
@@ -24,7 +25,7 @@ from evener.session.checkpoints.save_rule import Rule
 MAX_SEED = 2**63 - 1  # what every generator takes
 
 
-CLAIM, TOKEN_FILE = ".claim", "join-token"
+TOKEN_FILE = "join-token"
 UNREAD = {CLAIM, TOKEN_FILE}  # files of a run's folder that are of no use once the run has ended
 
 
@@ -186,28 +187,6 @@ def new_run_dir(name: str, stamp: str, root: str | None = None) -> str:
         number += 1
         path = base / f"{name}-{stamp}-{number}"
     return folder_at(path)
-
-
-@contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """The run's folder belongs to this job alone; UsageError while another process of this host has it.
-
-    Where the system has no file locks, nothing is checked.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with (folder / CLAIM).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            raise UsageError(
-                f"another run writes to {folder}",
-                remedy="another --run-dir; or wait for the run that is there",
-            ) from e
-        yield
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from evener.cli import main as cli
+from evener.core.claim import CLAIM
 from tests.unit.report.page.runs import run_folder
 
 
@@ -48,3 +49,17 @@ def test_watch_serves_meanwhile(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.delenv("EVENER_TOKEN", raising=False)
     code, _, err = run_verb("watch", str(run_folder(tmp_path / "run")), "--serve", capsys=capsys)
     assert code == 0 and "live view: http://127.0.0.1:" in err
+
+
+def test_watch_says_that_a_run_has_ended_which_never_had_a_plan(tmp_path, capsys) -> None:
+    (tmp_path / CLAIM).touch()
+    code, told, _ = run_verb("watch", str(tmp_path), capsys=capsys)
+    assert code == 2 and "has ended, and had no plan" in told["error"]["what"]
+
+
+def test_watch_says_that_a_run_has_ended_without_a_report(tmp_path, capsys) -> None:
+    run = run_folder(tmp_path / "run")
+    (run / "report.json").unlink()
+    (run / CLAIM).touch()
+    code, told, err = run_verb("watch", str(run), capsys=capsys)
+    assert code == 0 and told["steps"] == 10 and "has ended without a report" in err

@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from evener.core.addresses import host_and_port
+from evener.core.claim import claimed
 from evener.core.files import decode, encode
 from evener.core.tell import tell
 from evener.core.words import some
@@ -42,7 +43,7 @@ from evener.session.members.joiner import meeting_at
 from evener.session.members.wishes import leave_on_sigterm
 from evener.session.pulse import GONE, pulse_key
 from evener.session.recipe import Recipe
-from evener.session.request import TOKEN_FILE, Request, at_start, claimed, folder_at, may_change_devices
+from evener.session.request import TOKEN_FILE, Request, at_start, folder_at, may_change_devices
 from evener.session.worker import guarded_work, join
 
 T = TypeVar("T")
