@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from ipaddress import ip_address
 from pathlib import Path
 
 import uvicorn
@@ -33,7 +34,8 @@ class LiveServer:
         self._say = say
         self._socket = _bound(host, port)
         self.port = self._socket.getsockname()[1]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
+        shown = reached_at(host)
+        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}/"
         self.feed = Feed(path)
         app = live_app(self.feed, Access(token=self.token, cookie=f"evener_{self.port}"))
         config = uvicorn.Config(
@@ -73,6 +75,27 @@ class LiveServer:
         self._server.should_exit = True
         self._thread.join(GOODBYE_S)
         self._socket.close()
+
+
+def reached_at(host: str) -> str:
+    """The address under which others find a server that listens at `host`.
+
+    Of "0.0.0.0" and "::", which are all addresses of this host, it is the one from which its packets leave,
+    or the host's name where there is no way out. Any other is as it was given.
+    """
+    try:
+        here = ip_address(host)
+    except ValueError:
+        return host
+    if not here.is_unspecified:
+        return host
+    family, elsewhere = {4: (socket.AF_INET, "192.0.2.1"), 6: (socket.AF_INET6, "2001:db8::1")}[here.version]
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((elsewhere, 9))  # set aside for documentation, and nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from evener.errors import EnvironmentBrokenError
-from evener.serving.server import LiveServer
+from evener.serving.server import LiveServer, reached_at
 from tests.unit.report.page.runs import run_folder
 
 TOKEN = "a-token-of-enough-length"
@@ -111,3 +111,11 @@ def test_an_address_that_is_taken_is_an_error_with_a_remedy(run) -> None:
         taken.listen()
         with pytest.raises(EnvironmentBrokenError, match="cannot listen at"):
             LiveServer(run, f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_the_address_that_is_told_can_be_opened() -> None:
+    """Story: http://0.0.0.0:8080/ was printed, which no other host can open."""
+    for host in ("127.0.0.1", "lab1", "10.0.0.7", "::1"):
+        assert reached_at(host) == host
+    for host in ("0.0.0.0", "::"):
+        assert reached_at(host) and reached_at(host) != host
