@@ -30,6 +30,19 @@ def pulse_key(device: str) -> str:
     return f"pulse/{device}"
 
 
+def is_counting(store: dist.Store, device: str, seconds: float = SILENT_S) -> bool:
+    """Whether a process counts for `device` now: looks for so long, and writes nothing."""
+    key, end = pulse_key(device), time.monotonic() + seconds
+    if not store.check([key]):
+        return False
+    before = store.get(key)
+    while before != GONE.encode() and time.monotonic() < end:
+        if store.get(key) != before:
+            return True
+        time.sleep(EVERY_S / 4)
+    return False
+
+
 def begun_key(generation: int) -> str:
     """Set as soon as one device has left the generation before."""
     return f"generation/{generation}/begun"

@@ -8,7 +8,7 @@ open device → load recipe → measure (each kind once) → plan (first process
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -161,11 +161,13 @@ def _taken_up(request: Request, resume: str, recipe: Recipe) -> Chosen:
     return chosen_for(resume, Path(request.run_dir), here, stop=stop)
 
 
-def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
+def join(
+    request: Request, meeting: Meeting, later: Later, say: Callable[[str], None] = lambda sentence: None
+) -> Outcome | None:
     """Take part in a running job as another device; the outcome if it comes to lead.
 
-    The recipe is loaded and measured while the others train. Raises RefusedError with the job's reason; what
-    fails before that does not touch the job.
+    The recipe is loaded and measured while the others train; `say` is told when it has joined. Raises
+    RefusedError with the job's reason; what fails before that does not touch the job.
     """
     device = later.device
     site = open_site(device, rehearse=request.rehearse, fleet=request.fleet)
@@ -189,6 +191,8 @@ def join(request: Request, meeting: Meeting, later: Later) -> Outcome | None:
             raise RefusedError(
                 "the job ended before this device could join", numbers=str(e).partition("\n")[0]
             ) from e
+        part = "with a part" if device.name in turn.plan.devices else "without a part yet"
+        say(f"{device.name} is in the job from step {turn.step + 1} on, {part}")
         with telling(meeting, device.name):
             return _live(member, turn, number)[0]
     finally:

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import torch.distributed as dist
 
 from evener.session import pulse as pulse_module
-from evener.session.pulse import GONE, SILENT_S, Pulse, begun_key, pulse_key
+from evener.session.pulse import GONE, SILENT_S, Pulse, begun_key, is_counting, pulse_key
 
 
 class Clock:
@@ -167,3 +167,17 @@ def test_a_wait_that_nothing_ends_ends_the_process(monkeypatch):
     monkeypatch.setattr(pulse_module, "_waits_in_a_sum", lambda: True)
     a._run()
     assert gone[0] == "a waits in a sum that nothing ends, and goes: the process of b has ended"
+
+
+def test_a_device_counts_if_somebody_does_so_for_it_now():
+    """Story: a guest took the name of a device of the job, counted for it, and was told to be more alike."""
+    store = dist.HashStore()
+    assert not is_counting(store, "a")
+    store.set(pulse_key("a"), "7")
+    assert not is_counting(store, "a", 0.1)
+    pulse = Pulse(store, "a")
+    pulse.start()
+    assert is_counting(store, "a", 5.0)
+    pulse.stop()
+    store.set(pulse_key("a"), GONE)
+    assert not is_counting(store, "a")

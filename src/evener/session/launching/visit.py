@@ -1,18 +1,22 @@
 """`evener train --join`: one device of this host takes part in a job that runs already."""
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from evener.core.addresses import host_and_port
-from evener.core.fleet import Fleet
-from evener.errors import UsageError
+from evener.core.fleet import Device, Fleet
+from evener.core.tell import tell
+from evener.errors import RefusedError, UsageError
 from evener.session.address import choose_interface
 from evener.session.journal import Outcome
+from evener.session.meeting import FINISHED, Meeting
 from evener.session.members.door import knock, read_token
 from evener.session.members.joiner import free_name, meeting_at, script_here
-from evener.session.members.wishes import leave_on_sigterm
+from evener.session.members.wishes import ANOTHER_NAME, leave_on_sigterm
+from evener.session.pulse import is_counting
 from evener.session.request import Later, folder_at
 from evener.session.worker import join
 
@@ -49,11 +53,34 @@ def visit(
         run_dir=folder_at(run_dir or Path(asked.run_dir)),
         quiet=quiet,
     )
-    taken = [d.name for d in asked.fleet.devices]
-    (device,) = fleet.devices
-    device = device if rehearse else replace(device, name=free_name(device.name, taken))
     os.environ["MASTER_ADDR"] = welcome.store_host
     choose_interface()
     meeting = meeting_at(welcome.store_host, welcome.store_port)
+    device = _named(fleet.devices[0], meeting, [d.name for d in asked.fleet.devices], rehearse=rehearse)
     leave_on_sigterm(meeting, device.name)
-    return join(request, meeting, Later(device=device, from_step=0, links=fleet.links))
+    say: Callable[[str], None] = (lambda sentence: None) if quiet else tell
+    say(f"the job at {address} knows {device.name}, which joins once its model is loaded and measured")
+    outcome = join(request, meeting, Later(device=device, from_step=0, links=fleet.links), say)
+    ended = "the job has ended" if _has_ended(meeting) else f"{device.name} has left the job, which goes on"
+    say(f"{ended}; files: {request.run_dir}" if outcome else ended)
+    return outcome
+
+
+def _named(device: Device, meeting: Meeting, starting: Sequence[str], *, rehearse: bool) -> Device:
+    """`device` under a name that nobody in the job has; RefusedError where a fleet file has named it."""
+    if rehearse:
+        if is_counting(meeting.store, device.name):
+            raise RefusedError(f"there is a device {device.name} in the job", remedy=ANOTHER_NAME)
+        return device
+    taken = list(starting)
+    while is_counting(meeting.store, name := free_name(device.name, taken)):
+        taken.append(name)
+    return replace(device, name=name)
+
+
+def _has_ended(meeting: Meeting) -> bool:
+    """Whether the run was brought to its end; its store goes with it."""
+    try:
+        return meeting.has(FINISHED)
+    except RuntimeError:
+        return True

@@ -19,7 +19,7 @@ from evener.session.members.identity import identity_of
 from evener.session.members.member import Generation, Member
 from evener.session.members.plans import next_plan
 from evener.session.members.turnover import Planned
-from evener.session.members.wishes import WISHES, Answer, Wish
+from evener.session.members.wishes import ANOTHER_NAME, WISHES, Answer, Wish
 
 EVERY_S = 0.1
 
@@ -75,7 +75,7 @@ class Changes:
             try:
                 planned = self._granted(wish)
             except EvenerError as e:
-                self._refuse(number, wish, f"{e.what} {e.numbers}".strip())
+                self._refuse(number, wish, f"{e.what} {e.numbers}".strip(), e.remedy)
                 continue
             except Exception as e:  # of planning with what a guest brought: it must not end the job
                 self._refuse(number, wish, f"{type(e).__name__}: {e}")
@@ -83,10 +83,10 @@ class Changes:
             if self._prepare(planned):
                 self._meeting.put(f"answer/{number}", Answer(generation=self._ready))
 
-    def _refuse(self, number: int, wish: Wish, why: str) -> None:
+    def _refuse(self, number: int, wish: Wish, why: str, remedy: str = "") -> None:
         what = "leave" if wish.leaves else "join"
         self._member.decisions.append(f"{wish.device} wished to {what} and may not: {why}")
-        self._meeting.put(f"answer/{number}", Answer(why_not=why))
+        self._meeting.put(f"answer/{number}", Answer(why_not=why, remedy=remedy))
 
     def _is_answered(self, number: int, wish: Wish) -> bool:
         """A leave that was granted for a generation that came about otherwise is still to come."""
@@ -122,10 +122,10 @@ class Changes:
         if device is None or wish.identity is None or device.name != wish.device:
             raise EvenerError(f"{wish.device} did not say what it is")
         if device.name in turn.stays:
-            raise EvenerError(f"there is a device {device.name} in the job")
+            raise EvenerError(f"there is a device {device.name} in the job", remedy=ANOTHER_NAME)
         differs = identity_of(member.request, member.recipe).differs(wish.identity)
         if differs:
-            raise EvenerError(f"{device.name} has {differs}")
+            raise EvenerError(f"{device.name} has {differs}", remedy="make it the same as the job's")
         devices, links = (*turn.fleet.devices, device), turn.fleet.links
         fleet = replace(turn.fleet, devices=devices, links=(*links, *_new(wish.links, links, devices)))
         profile = member.profile

@@ -67,7 +67,7 @@ def enter(
         number = make_wish(meeting, wish)
         answer = meeting.get_unless(f"answer/{number}", Answer, FINISHED)
         if answer is not None and answer.generation is None:
-            raise RefusedError(f"the job refuses: {answer.why_not}", remedy="make it the same as the job's")
+            raise RefusedError(f"the job refuses: {answer.why_not}", remedy=answer.remedy)
         if answer is None or answer.generation is None or not _has_begun(meeting, answer.generation):
             raise RefusedError("the run has ended before this device could join", remedy="start another run")
         room = meeting.within(room_of(answer.generation))

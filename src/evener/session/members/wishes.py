@@ -15,6 +15,7 @@ from evener.session.meeting import Meeting
 from evener.session.members.identity import Identity
 
 WISHES = "wishes"  # how many there were
+ANOTHER_NAME = "--devices with another one: each device is in a job once"
 
 
 class Wish(Value, frozen=True, kw_only=True):
@@ -37,6 +38,7 @@ class Answer(Value, frozen=True, kw_only=True):
 
     generation: int | None = None
     why_not: str = ""
+    remedy: str = ""
 
 
 def make_wish(meeting: Meeting, wish: Wish) -> int:
