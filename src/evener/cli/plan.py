@@ -219,7 +219,9 @@ def job_from(fleet: Fleet, batch: int | None, batch_per_device: str | None, **wi
         total = sum(split.values()) if split and batch is None else batch
         return Job(global_batch=total, batch_per_device=split, **wishes)  # type: ignore[arg-type]
     except ValueError as e:
-        raise UsageError(str(e), remedy="numbers that agree with each other") from e
+        raise UsageError(
+            str(e), remedy="a --batch within the limits, --micro-batch within it, a split that sums to it"
+        ) from e
 
 
 def as_object(result: PlanResult, told: tuple[Advice, ...] = ()) -> dict[str, Any]:

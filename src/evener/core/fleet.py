@@ -81,7 +81,7 @@ class Device(Value, frozen=True, kw_only=True):
     def _bounded(self) -> list[tuple[Figure | None, float, str]]:
         """What a slip of a unit would make absurd: far above all that there is."""
         return [
-            (self.launch_s, 10.0, "launch_s"),
+            (self.launch_s, 60.0, "launch_s"),
             (self.bytes_per_s, 1e18, "bytes_per_s"),
             (self.memory_bytes, 1e18, "memory_bytes"),
             (self.price_per_hour, 1e9, "price_per_hour"),

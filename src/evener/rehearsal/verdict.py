@@ -53,9 +53,9 @@ def verdict(lateness: Sequence[Lateness]) -> tuple[bool, str]:
         return True, "no action was paced: all timings are this machine's own"
     guessed = sum(x.guessed for x in lateness)
     note = f"; {guessed} reductions were taken as launched at the end of their action" if guessed else ""
+    told = f"{worst.part:.2%}" if worst.part < 10 else f"{worst.part:.0f} times as long"
     story = (
-        f"{worst.device} did worst: {worst.lag_s:.3f} s behind its clock after {worst.total_s:.2f} s "
-        f"({worst.part:.2%})"
+        f"{worst.device} did worst: {worst.lag_s:.3f} s behind its clock after {worst.total_s:.2f} s ({told})"
     )
     if worst.late:
         story += (

@@ -61,7 +61,9 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
             allow=(UNLINKED,),  # devices of one host are used without probing what lies between them
         )
     except ValueError as e:
-        raise UsageError(str(e), remedy="numbers that agree with each other") from e
+        raise UsageError(
+            str(e), remedy="a --batch within the limits, --micro-batch within it, a split that sums to it"
+        ) from e
     plan = planner.plan(fleet, profile, job, shapes=request.shapes).plan
     if steals(request, recipe):
         check_stealing(plan, recipe.model, table_names(recipe))
