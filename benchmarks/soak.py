@@ -6,8 +6,8 @@ Each script draws 2 to 4 processes, a plan (data parallel, pipeline, hybrid), an
 events: a process that kills itself between two actions, one that is killed or stopped from outside at any
 instant (inside a reduction or the commit too), one cut off for a while, one that joins, one that runs out of
 memory, one asked to leave (SIGTERM). Some data-parallel plans steal, some devices are rehearsed. Checked: it
-ends in time, in float64 its parameters are those of a plain loop to 1e-10, each step's loss is that loop's (so
-no sample is lost or doubled), and each loss of a device stands among the decisions with its reason.
+ends in time, in float64 its parameters are those of a plain loop to 1e-10, each step's loss is that loop's
+(so no sample is lost or doubled), and each loss of a device stands among the decisions with its reason.
 """
 
 import multiprocessing
