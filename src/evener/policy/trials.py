@@ -13,11 +13,11 @@ from evener.core.plan import Reduction
 from evener.core.words import counted
 from evener.cost.exchange import spelled_ring, ways_of
 
-BUDGET_S = 12.0
+BUDGET_S = 20.0
 FAR = 3.0
 """A way predicted to take so many times the fastest one's seconds is not tried: predictions are better."""
 _SMALL_BYTES = 2**16
-_EFFORTS = ((4, 8, 4), (4, 8, 2), (2, 4, 2), (2, 4, 1))
+_EFFORTS = ((4, 8, 4), (4, 8, 2), (2, 4, 3), (2, 4, 2), (2, 4, 1))
 """Pieces of both large sizes, and how often: the most that there is time for."""
 
 

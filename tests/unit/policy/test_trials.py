@@ -40,12 +40,12 @@ def test_what_is_far_slower_is_not_tried() -> None:
     assert slow.why.endswith("; 3 slower ones not")
 
 
-@pytest.mark.parametrize(("rate", "repeats"), [(125e6, 4), (30e6, 2), (9e6, 1)])
+@pytest.mark.parametrize(("rate", "repeats"), [(125e6, 4), (20e6, 2), (12.5e6, 3), (8e6, 2), (5e6, 1)])
 def test_slower_links_are_tried_with_less(rate: float, repeats: int) -> None:
     found = trials_of(fleet(rate), NAMES, (), 20_000_000)
     assert found.repeats == repeats
     assert len(found.ways) == 3
-    assert sum((repeats + 1) * w.seconds(s) for w in ways_of(fleet(rate), NAMES) for s in found.sizes) <= 12.0
+    assert sum((repeats + 1) * w.seconds(s) for w in ways_of(fleet(rate), NAMES) for s in found.sizes) <= 20.0
 
 
 def test_a_link_too_slow_for_trials_is_told_so() -> None:
