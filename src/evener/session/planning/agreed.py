@@ -45,7 +45,7 @@ def prepared(recipe: Recipe, request: Request) -> Recipe:
         load_weights(recipe.model, request.weights)
     if request.dtype:
         recipe = in_dtype(recipe, getattr(torch, request.dtype))
-    if request.rehearse and (lacking := without_rate(request.fleet, recipe)):
+    if request.rehearse and request.plan is None and (lacking := without_rate(request.fleet, recipe)):
         raise UsageError(
             "devices that are rehearsed cannot be paced in the dtype of the model",
             numbers=lacking,
