@@ -201,6 +201,16 @@ class Fleet(Value, frozen=True, kw_only=True, dict=True):
         sums = tuple(s for s in self.sums if set(s.devices) <= set(names))
         return replace(self, devices=devices, links=links, hosts=hosts, sums=sums)
 
+    def joined_by(self, other: "Fleet") -> "Fleet":
+        """The same fleet and the devices, hosts and links of `other` that it lacks."""
+        known = {d.name for d in (*self.devices, *self.hosts)}
+        return replace(
+            self,
+            devices=(*self.devices, *(d for d in other.devices if d.name not in known)),
+            hosts=(*self.hosts, *(h for h in other.hosts if h.name not in known)),
+            links=(*self.links, *(x for x in other.links if x not in self.links)),
+        )
+
     def with_hosts(self, others: tuple[Device, ...]) -> "Fleet":
         """The same fleet, which knows of the CPUs among `others` whose hosts it has accelerators of."""
         wanted = {d.host for d in self.devices if d.type != "cpu"}

@@ -1,5 +1,7 @@
 """What a person may get wrong in a fleet written by hand."""
 
+import itertools
+
 import pytest
 
 from evener.core.figures import Figure, line
@@ -64,3 +66,17 @@ def test_a_name_is_no_novel(word: str) -> None:
 def test_a_link_whose_shortest_message_takes_years_is_refused() -> None:
     with pytest.raises(ValueError, match=r"1e[+]09 s for the least bytes: at most 1e[+]06 s"):
         line(1e9, 1e9)
+
+
+def test_a_fleet_is_joined_by_what_it_lacks_of_another():
+    """One device leaves as another joins: for a moment there are both."""
+
+    def of(*names: str) -> Fleet:
+        devices = tuple(Device(name=f"{n}/0", kind="k") for n in names)
+        pairs = itertools.pairwise(names)
+        return Fleet(devices=devices, links=tuple(Link(a=a, b=b, curve=line(1e-3, 1e9)) for a, b in pairs))
+
+    both = of("a", "b").joined_by(of("b", "c"))
+    assert [d.name for d in both.devices] == ["a/0", "b/0", "c/0"]
+    assert both.link("a/0", "b/0") and both.link("b/0", "c/0") and both.link("a/0", "c/0") is None
+    assert of("a", "b").joined_by(of("a", "b")) == of("a", "b")

@@ -122,13 +122,14 @@ def _turn(
     begun_under = plan
     gone = [d for d in old.stays if d not in members]
     leaves: tuple[str, ...] = ()
+    there = old.everyone.only(tuple(d.name for d in old.everyone.devices if d.name in members))
     reasons = [f"{d} is lost ({lost.get(d, 'ended')})" for d in gone]
     if planned is not None and set(planned.members) == set(members):
         fleet, plan, leaves = planned.fleet, planned.plan, planned.leaves
         reasons += planned.reasons
     else:
         # Who was about to leave, and no step was taken since, is still there.
-        fleet = old.everyone.only(tuple(d.name for d in old.everyone.devices if d.name in members))
+        fleet = there
         if gone:
             plan, sentence = next_plan(member.request, member.recipe, member.profile, fleet, plan, gone)
             reasons.append(sentence)
@@ -151,7 +152,7 @@ def _turn(
         holders=settled.holders,
         loss_scale=settled.loss_scale,
         leaves=leaves,
-        handing_over=old.everyone.only(members) if leaves else None,
+        handing_over=there.joined_by(fleet) if leaves else None,  # some may join as others leave
         ballot=settled.ballot,
         rewind=settled.rewind,
         rest=rest,
