@@ -49,12 +49,15 @@ class GroupedWire:
     """A `Wire` that carries out `exchange`: all bits of the sum are the same on every device.
 
     A track is this device's group and its lanes by number. Without `collects` the buffers already are their
-    group's sum, the same on all of its members. The first error ends every reduction under
-    way and all later ones; nothing that belongs to a group is kept alive then.
+    group's sum, the same on all of its members. `note` is what is to be told of how it was opened. The first
+    error ends every reduction under way and all later ones; nothing that belongs to a group is kept alive
+    then.
     """
 
-    def __init__(self, exchange: Exchange, tracks: Sequence[Track], *, collects: bool = True) -> None:
-        self.exchange, self._tracks = exchange, tuple(tracks)
+    def __init__(
+        self, exchange: Exchange, tracks: Sequence[Track], *, collects: bool = True, note: str = ""
+    ) -> None:
+        self.exchange, self._tracks, self.note = exchange, tuple(tracks), note
         self._lines = [[Line(f"sum {i}: {stage}") for stage in STAGES] for i in range(len(tracks))]
         self._steps = (self._collect, self._scatter, self._gather, self._spread)
         self._failure = _Failure()

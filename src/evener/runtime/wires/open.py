@@ -40,6 +40,7 @@ def open_grouped(
     PlanMismatchError and UsageError as the exchange has them.
     """
     by_messages = all(t in ("", "gloo") for t in exchange.transports)
+    note = ""
     insides: list[Inside] = [Alone() for _ in range(TRACKS if by_messages else 1)]
     for members, transport in zip(exchange.groups, exchange.transports, strict=True):
         if len(members) == 1:
@@ -53,6 +54,8 @@ def open_grouped(
             continue
         if backend == "gloo":
             memory = None if summed else share(group, ordered, 2 * ROOMS * len(insides))
+            if memory is None and not summed and here == members[0]:
+                note = f"{', '.join(members)} share no memory: what they sum goes between them in messages"
             for track in range(len(insides)):
                 there, back = _both(group, ordered, here, track)
                 insides[track] = (
@@ -75,7 +78,7 @@ def open_grouped(
                 found[number] = LaneEnd(lane, *_both(group, ordered, here, track), chance)
     if here not in exchange.devices:
         return GroupedWire(exchange, ())
-    return GroupedWire(exchange, list(zip(insides, ends, strict=True)), collects=not summed)
+    return GroupedWire(exchange, list(zip(insides, ends, strict=True)), collects=not summed, note=note)
 
 
 def _both(

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from evener.core.figures import Value
+from evener.core.tell import tell
 from evener.policy.settle import moves
 from evener.runtime.ranks import PATIENCE, Ranks
 from evener.runtime.replicas import spread_state
@@ -81,6 +82,9 @@ def form(member: Member, generation: Generation) -> None:
         if ranks.rank == 0 and layout.holding.grouped and not request.rehearse:
             compress = request.compress or tuple(member.recipe.compress)
             steps.link_watch = link_watch(turn.fleet, layout.holding.grouped, layout.parameters, compress)
+        for note in dict.fromkeys(wire.note for wire in layout.holding.grouped if wire.note):
+            tell(note)
+            member.decisions.append(note)
         if request.profile_step is not None:
             steps.profiler = StepProfiler(request.profile_step, here, site.torch_device)
         steps.number, steps.samples_seen = turn.step, turn.samples_seen

@@ -106,8 +106,8 @@ def agreed_plan(
 
         here, wire = site.device.name, site.wire(fleet, everyone, rehearse=False)
         fleet = measured_links(fleet, here, wire, wire_among, site.torch_device)
-        trials = _agreed_trials(request, room, fleet, recipe)
-        if trials.ways:
+        trials = _agreed_trials(request, room, fleet, recipe) if request.sums != "ring" else None
+        if trials and trials.ways:
 
             def new_group(devices: Sequence[str], backend: str) -> dist.ProcessGroup:
                 return room.new_group([everyone.index(d) for d in devices], backend)

@@ -163,3 +163,13 @@ def test_time_between_groups_is_that_in_which_any_piece_was_there() -> None:
         assert 0 < wire.between_s(time.perf_counter() - start) <= whole
         assert wire.between_s(0.0) == 0.0
         wire.close()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_members_without_common_memory_are_told_once_by_the_first_of_them(shares: bool) -> None:
+    made = wires(exchange_of(lanes(), NAMES), Post(), shares=shares)
+    told = {device: wire.note for device, wire in made.items() if wire.note}
+    assert set(told) == (set() if shares else {"a/0", "b/0"})
+    assert shares or told["a/0"].startswith("a/0, a/1 share no memory")
+    for wire in made.values():
+        wire.close()
