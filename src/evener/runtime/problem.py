@@ -82,9 +82,12 @@ def loss_on_cpu(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor on `device`, copied without blocking where it is pinned."""
+    """The batch with every tensor on `device`; what goes to an accelerator is only queued where it is pinned.
+
+    What comes to the host is there: an accelerator would go on filling it while the host reads it already.
+    """
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, non_blocking=device.type != "cpu")
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(v, device) for v in batch))
     if isinstance(batch, list | tuple):  # before mappings, which take longer to tell

@@ -5,6 +5,7 @@ Every check raises when the device does not do what the CPU does. `device` is "r
 
 from collections.abc import Callable
 
+from tests.local.device.runtime_checks import loss_in_host_memory
 from tests.local.device.tensor_checks import (
     accelerator_calls,
     changing_in_place,
@@ -53,5 +54,6 @@ CHECKS: dict[str, Callable[[str], None]] = {
         mixed_precision, loss_scaling, recomputing, saving, copying, moving_keeps_identity, hooks,
         errors_in_backward, custom_function, second_derivatives, data_loader, sequences, choosing, precisions,
         dropping_out, state_dicts, vectors, accelerator_calls, no_warnings, lanes,
+        loss_in_host_memory,
     )
 }  # fmt: skip
