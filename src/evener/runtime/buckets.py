@@ -298,6 +298,7 @@ class _Bucket:
         size = self.num_grads + world_size + len(parameters)
         self.flat = torch.zeros(size, dtype=first.dtype, device=device)
         self.views = self.views_of(self.flat[: self.num_grads])
+        self._keys, self._holders = self.flat[self.num_grads :].split([world_size, len(parameters)])
         self.found = [False] * len(parameters)
         self.filled = [False] * len(parameters)
         self.missing: int | None = None  # gradients still to come; None before the last backward
@@ -330,9 +331,12 @@ class _Bucket:
         for view, filled in zip(self.views, self.filled, strict=True):
             if not filled:
                 view.zero_()
-        tail = [0.0] * self._world_size + [float(f) for f in self.filled]
-        tail[rank] = float(key)
-        self.flat[self.num_grads :] = torch.tensor(tail, dtype=self.flat.dtype)
+        # Numbers one by one, on the device: a tensor of the host's would wait for all that is queued there.
+        self._keys.zero_()[rank : rank + 1].fill_(key)
+        self._holders.fill_(1.0)
+        for i, filled in enumerate(self.filled):
+            if not filled:
+                self._holders[i : i + 1].zero_()
 
     def leave(self) -> float:
         """From here on the values may become those of a sum; the seconds that a copy took before."""
@@ -353,7 +357,7 @@ class _Bucket:
 
     def tail_values(self) -> tuple[list[int], list[int]]:
         """(key of each device, number of devices on which each parameter had a gradient)."""
-        tail = [int(x) for x in self.flat[self.num_grads :].tolist()]
+        tail = [int(x.real) for x in self.flat[self.num_grads :].tolist()]  # of complex parameters too
         return tail[: self._world_size], tail[self._world_size :]
 
 

@@ -5,7 +5,14 @@ Every check raises when the device does not do what the CPU does. `device` is "r
 
 from collections.abc import Callable
 
-from tests.local.device.runtime_checks import loss_in_host_memory
+from tests.local.device.runtime_checks import (
+    buckets_leave_without_a_wait,
+    groups_connect_when_they_are_made,
+    loss_in_host_memory,
+    sums_are_waited_for,
+    waits_for_copies,
+    waves_are_summed_on_the_host,
+)
 from tests.local.device.tensor_checks import (
     accelerator_calls,
     changing_in_place,
@@ -54,6 +61,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
         mixed_precision, loss_scaling, recomputing, saving, copying, moving_keeps_identity, hooks,
         errors_in_backward, custom_function, second_derivatives, data_loader, sequences, choosing, precisions,
         dropping_out, state_dicts, vectors, accelerator_calls, no_warnings, lanes,
-        loss_in_host_memory,
+        loss_in_host_memory, waits_for_copies, sums_are_waited_for, groups_connect_when_they_are_made,
+        buckets_leave_without_a_wait, waves_are_summed_on_the_host,
     )
 }  # fmt: skip

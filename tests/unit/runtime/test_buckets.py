@@ -322,3 +322,15 @@ def test_a_sum_that_cannot_begin_is_told_to_who_waits_and_not_to_the_backward() 
     assert sums is not None and torch.equal(sums[model.weight], X.sum(0, keepdim=True))
     with pytest.raises(PeerLostError, match="step 0, bucket 0: nobody is there"):
         buckets.wait()
+
+
+def test_complex_parameters_are_summed_like_others():
+    """Keys and holders come back as complex numbers then, which are no whole ones."""
+    pair = Pair(nn.ParameterList([nn.Parameter(torch.tensor([1 + 2j, 3j])), nn.Parameter(torch.ones(3))]))
+    for model, buckets, factor in zip(pair.models, pair.buckets, (2.0, 3.0), strict=True):
+        buckets.begin(factor)
+        (model[0].real.sum() + 2 * model[0].imag.sum()).backward()
+    pair.sum(divide_by=5.0)
+    for model, buckets in zip(pair.models, pair.buckets, strict=True):
+        assert torch.equal(model[0].grad, torch.tensor([1 + 2j, 1 + 2j])) and model[1].grad is None
+        assert float(buckets.norm()) == pytest.approx(10**0.5)
