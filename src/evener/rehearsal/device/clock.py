@@ -87,9 +87,11 @@ class Event:
             stream.free_s = max(stream.free_s, self._at_s)
 
     def elapsed_time(self, end: "Event") -> float:
-        """Milliseconds from this event to `end`."""
+        """Milliseconds from this event to `end`; both must have happened."""
         if not (self._timing and end._timing) or self._at_s is None or end._at_s is None:
             raise RuntimeError("both events must be recorded, and made with enable_timing=True")
+        if not (self.query() and end.query()):
+            raise RuntimeError("both events must have happened before the time between them is known")
         return (end._at_s - self._at_s) * 1e3
 
 

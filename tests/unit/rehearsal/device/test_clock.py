@@ -78,6 +78,9 @@ def test_events_tell_the_time_between_them():
     first.record()
     clock.queue(0.25)
     last.record()
+    with pytest.raises(RuntimeError, match="must have happened"):
+        first.elapsed_time(last)
+    last.synchronize()
     assert first.elapsed_time(last) == pytest.approx(250)
     with pytest.raises(RuntimeError, match="enable_timing"):
         Event(clock).elapsed_time(last)
