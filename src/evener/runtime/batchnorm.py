@@ -6,8 +6,10 @@ device b   micro-batch 0, 2 samples ── Σx, Σx², n ──┘  one more in 
     y = w (x - M) / √(V + ε) + b      M, V: mean and variance over all N values of the wave
     ∂x = w / √(V + ε) · (∂y - Σ∂y / N - x̂ Σ(∂y x̂) / N)       x̂ = (x - M) / √(V + ε), sums over the wave
 
-Works on every kind of device over any Wire. Who is in a wave, and with which wires, the executor knows. Every
-wire must belong to waves alone: gradients that travel over the same one would be taken for statistics.
+Works on every kind of device over any Wire. Sums are made in host memory: a member that passes has none of
+its own on a device, and one copy each way is all that the device waits for. Who is in a wave, and with which
+wires, the executor knows. Every wire must belong to waves alone: gradients that travel over the same one
+would be taken for statistics.
 """
 
 from collections import Counter
@@ -267,9 +269,8 @@ class _Normalised(torch.autograd.Function):
 
 
 def _exactly(values: torch.Tensor) -> torch.Tensor:
-    """A copy in float64; on the host where the device has none."""
-    host = values.device.type == "mps"
-    return values.to("cpu" if host else values.device, torch.float64, copy=True)
+    """A copy in float64 in host memory, where waves are summed."""
+    return values.to("cpu", torch.float64, copy=True)
 
 
 def _zeros(count: int) -> torch.Tensor:
@@ -284,9 +285,9 @@ def _own_sums(x: torch.Tensor, channels: int) -> torch.Tensor:
     dims = [d for d in range(x.dim()) if d != 1]
     count = x.numel() // channels
     if not count:
-        return _zeros(2 * channels + 1).to(x.device)
+        return _zeros(2 * channels + 1)
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    variance, mean = map(_exactly, torch.var_mean(wide, dims, correction=0))
+    variance, mean = _exactly(torch.stack(torch.var_mean(wide, dims, correction=0)))
     return torch.cat([mean * count, (variance + mean * mean) * count, mean.new_full((1,), count)])
 
 
@@ -301,4 +302,5 @@ def _pooled(sums: torch.Tensor, x: torch.Tensor, layer: WaveBatchNorm) -> Statis
     mean, square = (sums[:-2] / count).chunk(2)
     variance = (square - mean * mean).clamp_(min=0)
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-    return mean.to(x.device, dtype), variance.to(x.device, dtype), count
+    mean, variance = torch.stack([mean, variance]).to(x.device, dtype)
+    return mean, variance, count
