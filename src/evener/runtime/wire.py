@@ -13,7 +13,9 @@ class GroupWire:
     """All-reduces over a torch.distributed group.
 
     Every transport error becomes a PeerLostError that names the reduction. Work objects are dropped on
-    the first error: a Work kept alive keeps the group's sockets open and the other devices waiting.
+    the first error: a Work kept alive keeps the group's sockets open and the other devices waiting. What was
+    waited for is there: a vendor's library lets the device wait and not the host, which would then tell the
+    others that it has a sum that may never come.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -24,7 +26,8 @@ class GroupWire:
             # The group's own method: the function around it takes 75 µs to check what is known here.
             group = self._group or dist.group.WORLD
             plain = torch.view_as_real(buffer) if buffer.is_complex() else buffer
-            return _Reduction(group.allreduce([plain]), key)  # type: ignore[union-attr]  # it was joined
+            work = group.allreduce([plain])  # type: ignore[union-attr]  # it was joined
+            return _Reduction(work, key, buffer.device)
         except RuntimeError as e:
             raise _lost(key, e) from e
 
@@ -55,13 +58,15 @@ class _Done:
 
 
 class _Reduction:
-    def __init__(self, work: Any, key: str) -> None:
-        self._work, self._key = work, key
+    def __init__(self, work: Any, key: str, device: torch.device) -> None:
+        self._work, self._key, self._device = work, key, device
 
     def wait(self) -> None:
         work, self._work = self._work, None
         try:
             work.wait()
+            if self._device.type != "cpu":
+                torch.accelerator.current_stream(self._device).synchronize()
         except RuntimeError as e:
             raise _lost(self._key, e) from e
 

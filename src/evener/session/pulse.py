@@ -195,11 +195,13 @@ class Pulse:
 
 
 def _waits_in_a_sum() -> bool:
-    """Whether the main thread is in a wait of runtime/wire.py, and not in code that may take its time."""
+    """Whether the main thread waits in runtime/wire.py or wires/: in no code that may take its time."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return (
-        frame is not None and frame.f_code.co_name == "wait" and "wire" in Path(frame.f_code.co_filename).name
-    )
+    while frame is not None and frame.f_code.co_filename == threading.__file__:
+        frame = frame.f_back  # an event, which a sum over groups waits for
+    if frame is None or frame.f_code.co_name != "wait":
+        return False
+    return any("wire" in part for part in Path(frame.f_code.co_filename).parts[-2:])
 
 
 def _leave(sentence: str) -> None:

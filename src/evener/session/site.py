@@ -61,12 +61,21 @@ class Site:
         rehearse: bool,
         group: dist.ProcessGroup | None = None,
     ) -> Wire:
-        """The wire among the devices `used` over `group`; None is the group that was joined."""
+        """The wire among the devices `used` over `group`; None is the group that was joined.
+
+        Called by all of them together: accelerators whose own library sums connect in here.
+        """
         if len(used) == 1:
             return SoloWire()
         plain: Wire = GroupWire(group)
-        if self.torch_device.type != "cpu" and backend_of(fleet, used) == "gloo":
-            plain = StagedWire(plain)
+        if self.torch_device.type != "cpu":
+            if backend_of(fleet, used) == "gloo":
+                plain = StagedWire(plain)
+            else:
+                # Such a library connects a group in its first sum, and waits there for all members. In a step
+                # each device comes to its groups in an order of its own: a ring of them would wait for ever.
+                first = torch.zeros(1, device=self.torch_device)
+                plain.all_reduce(first, f"a first number among {', '.join(used)}").wait()
         if not rehearse:
             return plain
         assert isinstance(self.driver, Pacer)

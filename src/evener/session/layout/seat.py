@@ -11,7 +11,7 @@ from evener.core.seams import Wire
 from evener.runtime.ranks import Ranks
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
-from evener.session.site import Site
+from evener.session.site import Site, backend_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,12 @@ class Seat:
     goes_on: bool = False
 
     def new_group(self, devices: Sequence[str], backend: str | None = None) -> dist.ProcessGroup:
-        """The process group of some devices of the plan; made by all of the plan together."""
-        return self.meeting.new_group([self.ranks.devices.index(d) for d in devices], backend)
+        """The process group of some devices of the plan; made by all of the plan together.
+
+        Without `backend` of what these devices talk with, whatever reaches all of the plan.
+        """
+        ranks = [self.ranks.devices.index(d) for d in devices]
+        return self.meeting.new_group(ranks, backend or backend_of(self.fleet, tuple(devices)))
 
     def wire(self, among: tuple[str, ...], group: dist.ProcessGroup | None = None) -> Wire:
         """The wire among some devices over `group`; None is the group that all joined."""

@@ -101,7 +101,9 @@ def agreed_plan(
         room.join_group(meeting.rank, meeting.world_size, backend_of(fleet, everyone))
 
         def wire_among(names: tuple[str, ...]) -> Wire:
-            group = room.new_group([everyone.index(n) for n in names]) if names != everyone else None
+            group = None
+            if names != everyone:
+                group = room.new_group([everyone.index(n) for n in names], backend_of(fleet, names))
             return site.wire(request.fleet, names, rehearse=False, group=group)
 
         here, wire = site.device.name, site.wire(fleet, everyone, rehearse=False)
