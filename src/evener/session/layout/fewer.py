@@ -64,8 +64,7 @@ def open_apart(seat: Seat) -> Apart | None:
     own = exchange.group_of(here)
     groups = {g: seat.new_group(g) for g in exchange.groups if len(g) > 1}
     wire = seat.wire(own, groups.get(own))
-    # What goes between hosts lies in host memory on every kind of device: groups spread it over Gloo.
-    plain = replace(exchange, transports=tuple("gloo" for _ in exchange.groups))
+    plain = exchange.in_host_memory
     between = site.between(seat.fleet, plan.devices, plain, seat.seed, seat.new_group, rehearse=seat.rehearse)
     late = None
     if fewer.how == "delayed":

@@ -38,7 +38,9 @@ def gradient_wires(seat: Seat, sets: Iterable[tuple[str, ...]]) -> GradientWires
         ordered = [d for d in ranks.devices if d in devices]
         exchange = exchange_of(reductions_of(seat.plan, devices), ordered)
         rounding = seat.seed + _APART * number
-        grouped = open_grouped(exchange, ranks.here, rounding, seat.new_group) if exchange else None
+        grouped = None
+        if exchange:  # whose values `Site.around` brings to the host
+            grouped = open_grouped(exchange.in_host_memory, ranks.here, rounding, seat.new_group)
         if ranks.here not in devices:
             continue
         if grouped is None:

@@ -29,7 +29,8 @@ def with_tried_sums(
     """
     names = tuple(d.name for d in fleet.devices)
     exchanges = [exchange_of(reductions, names) for reductions in trials.ways]
-    grouped = {i: open_grouped(e, here, 0, new_group) for i, e in enumerate(exchanges) if e is not None}
+    over = {i: e.in_host_memory for i, e in enumerate(exchanges) if e is not None}
+    grouped = {i: open_grouped(e, here, 0, new_group) for i, e in over.items()}
     wires = [around(grouped[i]) if i in grouped else ring for i in range(len(exchanges))]
     try:
         seconds = timed_sums(trials, wires, ring, names.index(here), len(names), device)
