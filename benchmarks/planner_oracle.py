@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from evener.core.figures import Figure, line
 from evener.core.fleet import Device, Fleet, Link
@@ -29,6 +30,7 @@ from evener.core.plan import Pipeline, Plan, Share, Stage, micro_batch_sizes
 from evener.core.profile import Layer, Profile, Timing
 from evener.core.split import apportion
 from evener.cost.evaluate import CostModel, evaluate
+from evener.cost.sums import with_groups
 from evener.errors import NoPlanFitsError
 from evener.planner import plan as best_plan
 from evener.planner.groups import usable_bytes
@@ -41,8 +43,11 @@ def figure(value: float) -> Figure:
     return Figure(value=value, source="measured")
 
 
-def instance(seed: int) -> tuple[Fleet, Profile, Job]:
-    """A random fleet, profile and job; the same seed gives the same instance."""
+def instance(seed: int, *, tied: bool = False) -> tuple[Fleet, Profile, Job]:
+    """A random fleet, profile and job; the same seed gives the same instance.
+
+    With `tied` the first and the last layer share storage, as an embedding and a head do.
+    """
     r = random.Random(seed)
     most_devices, most_layers, most_samples = r.choice(SHAPES)
     num_devices, num_layers = r.randint(2, most_devices), r.randint(2, most_layers)
@@ -75,7 +80,11 @@ def instance(seed: int) -> tuple[Fleet, Profile, Job]:
                         update_s=figure(1e-5),
                     )
                 )
-    total = sum(x.param_bytes for x in layers)
+    if tied:
+        first, last = layers[0], layers[-1]
+        layers[0] = replace(first, tied=(last.name,))
+        layers[-1] = replace(last, tied=(first.name,), param_bytes=first.param_bytes)
+    total = sum(x.param_bytes for x in (layers[:-1] if tied else layers))
     tight = r.random() < 0.6
     devices: list[Device] = []
     for number in range(num_devices):
@@ -122,7 +131,7 @@ class Enumeration:
             for d in fleet.devices
         ]
         names = [d.name for d in fleet.devices]
-        sizes = np.diff(self.model.bytes.gradients)
+        sizes = self.model.bytes.summed
         self.cheapest = {
             a: np.array(
                 [min(self.model.network.all_reduce_s((a, b), s) for b in names if b != a) for s in sizes]
@@ -148,7 +157,7 @@ class Enumeration:
                 continue
             drafted = Plan(global_batch=self.job.global_batch, pipelines=tuple(c.pipeline for c in parts))
             self.priced += 1
-            seconds = evaluate(self.model, drafted).step_s
+            seconds = evaluate(self.model, with_groups(self.model, drafted)).step_s
             if seconds < best:
                 best, plan = seconds, drafted
         return best, plan

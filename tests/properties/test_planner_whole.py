@@ -11,9 +11,10 @@ from evener.planner import plan
 from evener.planner.groups import usable_bytes
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("seed", [3, 7, 12, 16, 79, 200, 219, 257])
-def test_no_plan_by_enumeration_is_faster(seed):
-    fleet, profile, job = instance(seed)
+def test_no_plan_by_enumeration_is_faster(seed, tied):
+    fleet, profile, job = instance(seed, tied=tied)
     result = plan(fleet, profile, job, shapes="all")
     seconds = result.plan.prediction.step_s
     best, _ = Enumeration(fleet, profile, job).best(seconds)

@@ -10,6 +10,7 @@ from evener.core.plan import Plan
 from evener.core.routes import Routes, StageRoute
 from evener.cost.exchange import sums_of
 from evener.cost.model import CostModel
+from evener.cost.overlap import pieces_of
 from evener.cost.owned_actions import owned_costs
 from evener.cost.resident_memory import resident_peak
 from evener.cost.residing import in_words, resident
@@ -173,9 +174,7 @@ class _Conversion:
 
     def _holders(self, layer: int) -> tuple[tuple[int, str], ...]:
         """(stage, device) that hold a layer; the first of tied ones is held by the holders of all."""
-        tied = [self.model.places[name] for name in self.model.profile.layers[layer].tied]
-        together = {layer, *tied}
-        wanted = together if layer == min(together) else {layer}
+        wanted = self.model.bytes.tied.get(layer, (layer,))
         return tuple(
             (r.number, d)
             for r in self.routes.stages
@@ -187,13 +186,13 @@ class _Conversion:
         """A tensor-parallel group's devices each sum their part, at once: its first stands for all."""
         degree = min(self.degree(self.routes.stages[stage], name) for stage, name in holders)
         leaders = tuple(dict.fromkeys(self._leader(stage, name) for stage, name in holders))
-        sizes = np.diff(self.model.bytes_at(degree).gradients)
+        sizes = self.model.bytes_at(degree).summed
         ready = [self._ready(stage, name) for stage, name in holders]
         pieces = []
         for bucket in fill_buckets([int(sizes[i]) for i in range(first, last)], BUCKET_BYTES):
             layers = [first + i for i in bucket]
             num_bytes = float(sizes[layers].sum())
-            count = -(-int(num_bytes) // BUCKET_BYTES)
+            count = pieces_of(num_bytes) if num_bytes else 0
             for part in range(count):
                 done = [
                     row[layers[-1] + 1] + (row[layers[-1]] - row[layers[-1] + 1]) * (part + 1) / count

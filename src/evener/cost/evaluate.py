@@ -181,7 +181,7 @@ def _apart(model: CostModel, pipeline: Pipeline) -> PipelineCost:
                     end_s=ends[k],
                     backward_s=backward,
                     degree=degree,
-                    part_bytes=np.diff(model.bytes_at(degree).gradients) if degree > 1 else None,
+                    part_bytes=model.bytes_at(degree).summed if degree > 1 else None,
                 )
             )
             for name in share.devices:

@@ -44,7 +44,9 @@ class ModelBytes:
     `transient_fixed` whatever the samples. `kept` is what a micro-batch keeps whatever its samples, `update`
     what the optimiser takes while it steps. `counted` says that a device counted these, loss and batch among
     them; elsewhere they are 0. `kept_itself` and `kept_behind` (by layer) say whose saved bytes the layer's
-    output is part of: its own, or those of one behind it. `input` is what a sample's input takes.
+    output is part of: its own, or those of one behind it. `input` is what a sample's input takes. `summed` is
+    by layer what its gradient has to be summed for, tied layers once, with the first of them; `tied` has by
+    its place those of all that share storage with it.
     """
 
     parameters: np.ndarray
@@ -62,6 +64,8 @@ class ModelBytes:
     kept_itself: np.ndarray
     kept_behind: np.ndarray
     input: float
+    summed: np.ndarray
+    tied: dict[int, tuple[int, ...]]
 
     @property
     def num_layers(self) -> int:
@@ -130,8 +134,10 @@ def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer 
     `group_bytes` say, else even parts; all of them hold what crosses the ends of a stage.
     """
     layers = profile.layers
-    whole = max(float(bytes_by_layer(layers).sum()), 1.0)
+    once = bytes_by_layer(layers)
+    whole = max(float(once.sum()), 1.0)
     parameters, saved, output = _held(profile, tensor_parallel)
+    own = once / np.array([max(x.param_bytes, 1) for x in layers])
     gradient = profile.gradient_bytes / whole if profile.gradient_bytes else 1.0
     counted = profile.update_bytes is not None
     kept = np.array([float(x.saved_bytes) for x in layers]) / tensor_parallel
@@ -156,6 +162,8 @@ def model_bytes(profile: Profile, *, tensor_parallel: int = 1, trainer: Trainer 
         kept_itself=np.array([x.output_kept == "itself" for x in layers]),
         kept_behind=np.array([x.output_kept == "behind" for x in layers]),
         input=float(profile.input_bytes_per_sample),
+        summed=parameters * gradient * own,
+        tied=tied_places(layers),
     )
 
 
@@ -172,6 +180,16 @@ def bytes_by_layer(layers: Sequence[Layer]) -> np.ndarray:
         own.append(float(max(x.param_bytes - shared, 0)))
         seen[x.name] = x.param_bytes
     return np.array(own)
+
+
+def tied_places(layers: Sequence[Layer]) -> dict[int, tuple[int, ...]]:
+    """By place of the first of layers that share storage, the places of all of them.
+
+    Example: an embedding tied to the head behind two blocks: {0: (0, 3)}.
+    """
+    place = {x.name: i for i, x in enumerate(layers)}
+    sets = {tuple(sorted({place[x.name], *(place[name] for name in x.tied)})) for x in layers if x.tied}
+    return {places[0]: places for places in sorted(sets)}
 
 
 def _held(profile: Profile, degree: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

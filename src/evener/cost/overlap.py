@@ -13,6 +13,7 @@ import numpy as np
 
 from evener.core.buckets import BUCKET_BYTES, fill_buckets
 from evener.core.profile import Profile
+from evener.cost.memory import bytes_by_layer
 
 MOST_PIECES = 8
 """A layer fills at most so many buckets: a large tensor is not cut, and a layer has a few (assumed)."""
@@ -34,11 +35,12 @@ class Bucket:
 def gradient_buckets(profile: Profile, limit: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
     """The buckets of a model's gradients in the order in which they leave.
 
-    Sizes come from the layers' `param_bytes`, scaled to `gradient_bytes` where that is given; a layer above
-    the limit leaves in pieces, ready in step with its backward. Backward is shared out by measured layer
-    times, else by FLOPs, else by bytes. Example: two equal layers of 5 MiB give buckets ready at 0.5 and 1.0.
+    Sizes come from the layers' `param_bytes`, of tied ones once, scaled to `gradient_bytes` where that is
+    given; a layer above the limit leaves in pieces, ready in step with its backward. Backward is shared out
+    by measured layer times, else by FLOPs, else by bytes. Example: two equal layers of 5 MiB give buckets
+    ready at 0.5 and 1.0.
     """
-    sizes = [x.param_bytes for x in profile.layers]
+    sizes = bytes_by_layer(profile.layers).tolist()
     whole = sum(sizes)
     scale = profile.gradient_bytes / whole if profile.gradient_bytes and whole else 1.0
     pieces: list[int] = []

@@ -40,21 +40,21 @@ def reduction_ends(
     Layers with the same holders share buckets. A bucket starts when it is ready on all its holders and each
     of them is done with its bucket before: end = max(ready, ends before) + all-reduce. A layer above the
     bucket limit goes in pieces that become ready evenly; only the first and the last of them can set the end.
+    Tied layers are summed with the first of them, by the holders of all, at the end of their last backward.
     `sum_s` is what one sum takes, by default the faster of one ring and two levels.
     Tensor-parallel groups meet in as many lanes as the smallest has devices, each summing its part.
     """
-    sizes = np.diff(model.gradients)
     number = {name: i for i, name in enumerate(dict.fromkeys(h.device for h in holders))}
     free = np.zeros(len(number))
     ready = _ready(holders, model.num_layers)
-    for first, last, members in _segments(holders, model.num_layers):
+    for first, last, members in _segments(holders, model):
         names = tuple(dict.fromkeys(holders[m].device for m in members))
         if len(names) < 2:
             continue
         at = np.array([number[n] for n in names])
         latest = ready[members].max(axis=0)
         smallest = min((holders[m] for m in members), key=lambda h: h.degree)
-        held = sizes if smallest.part_bytes is None else smallest.part_bytes
+        held = model.summed if smallest.part_bytes is None else smallest.part_bytes
         for bucket in fill_buckets([int(held[i]) for i in range(first, last)], model.bucket_bytes):
             layers = [first + i for i in bucket]
             num_bytes = float(held[layers].sum())
@@ -71,19 +71,27 @@ def reduction_ends(
 
 
 def _ready(holders: Sequence[Holder], num_layers: int) -> np.ndarray:
-    """Seconds at which the backward of each layer is done, by holder; column L stands for its start."""
-    table = np.zeros((len(holders), num_layers + 1))
+    """Seconds at which the backward of each layer is done, by holder; column L stands for its start.
+
+    Of a layer that it does not hold, as one tied to its own, the end of all.
+    """
+    table = np.empty((len(holders), num_layers + 1))
     for row, h in enumerate(holders):
+        table[row] = h.end_s
         first, last = h.span
         before = np.concatenate([[0.0], h.backward_s[first:last].cumsum()])
         table[row, first : last + 1] = h.end_s - before
     return table
 
 
-def _segments(holders: Sequence[Holder], num_layers: int) -> list[tuple[int, int, list[int]]]:
+def _segments(holders: Sequence[Holder], model: ModelBytes) -> list[tuple[int, int, list[int]]]:
     """(first, end, holders) of runs of layers with the same holders, from the end of the chain."""
-    cuts = sorted({0, num_layers, *(edge for h in holders for edge in h.span)})
-    return [
-        (a, b, [i for i, h in enumerate(holders) if h.span[0] <= a and b <= h.span[1]])
-        for a, b in reversed(list(itertools.pairwise(cuts)))
-    ]
+    edges = {edge for h in holders for edge in h.span} | {k for i in model.tied for k in (i, i + 1)}
+    found: list[tuple[int, int, list[int]]] = []
+    for a, b in reversed(list(itertools.pairwise(sorted({0, model.num_layers, *edges})))):
+        places = model.tied.get(a, (a,))
+        members = [i for i, h in enumerate(holders) if any(h.span[0] <= k < h.span[1] for k in places)]
+        if found and found[-1][2] == members:
+            b = found.pop()[1]
+        found.append((a, b, members))
+    return found

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from evener.core.buckets import fill_buckets
 from evener.core.plan import Plan
-from evener.core.profile import Profile
 from evener.cost.evaluate import CostModel
 from evener.cost.exchange import choose_way, compressed_parts
 
@@ -48,11 +47,10 @@ def gradient_sets(model: CostModel, plan: Plan) -> dict[tuple[str, ...], list[fl
             holders[name].update(d for share in stage.shares for d in share.devices)
         if any(len(share.devices) > 1 for share in stage.shares):
             parted.update(stage.layers)
-    for name, others in _ties(model.profile).items():
-        holders[name] = holders[name].union(*(holders[other] for other in others))
-    bytes_of = model.bytes.gradients[1:] - model.bytes.gradients[:-1]
+    for first, places in model.bytes.tied.items():
+        holders[layers[first]] = holders[layers[first]].union(*(holders[layers[i]] for i in places))
     runs: list[tuple[tuple[str, ...], list[int]]] = []
-    for name, num_bytes in zip(layers, bytes_of, strict=True):
+    for name, num_bytes in zip(layers, model.bytes.summed, strict=True):
         devices = tuple(d for d in plan.devices if d in holders[name])
         if len(devices) < 2 or name in parted or not num_bytes:
             continue
@@ -64,13 +62,3 @@ def gradient_sets(model: CostModel, plan: Plan) -> dict[tuple[str, ...], list[fl
         buckets = fill_buckets(sizes, model.bytes.bucket_bytes)
         found.setdefault(devices, []).extend(float(sum(sizes[i] for i in bucket)) for bucket in buckets)
     return found
-
-
-def _ties(profile: Profile) -> dict[str, tuple[str, ...]]:
-    """The first of each set of tied layers, and the others of it."""
-    order = [layer.name for layer in profile.layers]
-    return {
-        layer.name: layer.tied
-        for i, layer in enumerate(profile.layers)
-        if layer.tied and all(order.index(other) > i for other in layer.tied)
-    }

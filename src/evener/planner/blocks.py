@@ -262,9 +262,13 @@ class Tables:
             self._least[block] = _running(worst)
         return self._least[block]
 
+    def tied_reduce_s(self, before: Block, after: Block) -> np.ndarray:
+        """Seconds by layer to sum gradients over the first devices of two stages."""
+        return self._reduce_s((self._even(before, 0, 1)[0][0], self._even(after, len(before), 1)[0][0]))
+
     def _reduce_s(self, names: tuple[str, ...]) -> np.ndarray:
         if names not in self._reduces:
-            sizes = np.diff(self.model.bytes.gradients)
+            sizes = self.model.bytes.summed
             seconds = [self.model.network.all_reduce_s(names, s) if s else 0.0 for s in sizes]
             self._reduces[names] = np.array(seconds)
         return self._reduces[names]

@@ -134,7 +134,7 @@ def _reduction_guess(tables: Tables, templates: Sequence[Template]) -> np.ndarra
     names = tuple(list(hosts.values())[:16])
     if len(names) < 2:
         names = tuple(n for g in tables.groups for n in g.names)[:16]
-    sizes = np.diff(tables.model.bytes.gradients)
+    sizes = tables.model.bytes.summed
     seconds = [tables.model.network.flat_all_reduce_s(names, s) if s else 0.0 for s in sizes]
     sums = np.concatenate([[0.0], np.cumsum(seconds)])
     return np.array([np.diff(sums[list(t.cuts)]).max() for t in templates])

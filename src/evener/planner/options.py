@@ -168,11 +168,12 @@ def _reductions(
     """Seconds after the pipeline's end until gradients are summed: by its shared stages alone, beside others.
 
     Stage s ends its last backward earlier than stage 0 by the backwards and sends before it. Its reduction
-    shows for its first layer's at least, for all its layers' less its backward if that is more.
+    shows for its first layer's at least, for all its layers' less its backward if that is more. Tied layers
+    of two stages are summed behind all of that.
     """
     found = []
     for costs in (tables.shared_reduce_s, tables.least_reduce_s):
-        after = np.zeros(backward.shape[1:])
+        after = np.broadcast_to(_ties(tables, blocks, cuts), backward.shape[1:])
         earlier = np.zeros(backward.shape[1:])
         for s, block in enumerate(blocks):
             if len(block) > 1 or costs == tables.least_reduce_s:
@@ -183,6 +184,17 @@ def _reductions(
             earlier = earlier + backward[s] + sends[s]
         found.append(after)
     return found[0], found[1]
+
+
+def _ties(tables: Tables, blocks: tuple[Block, ...], cuts: np.ndarray) -> np.ndarray:
+    """Seconds by cut to sum the gradients of tied layers that it puts on two stages."""
+    seconds = np.zeros(len(cuts))
+    for first, places in tables.model.bytes.tied.items():
+        stages = np.array([(cuts[:, 1:-1] <= i).sum(axis=1) for i in places])
+        for s, t in itertools.combinations(range(len(blocks)), 2):
+            apart = (stages.min(axis=0) == s) & (stages.max(axis=0) == t)
+            seconds[apart] += tables.tied_reduce_s(blocks[s], blocks[t])[first]
+    return seconds
 
 
 def _period(work: np.ndarray, sends: np.ndarray) -> np.ndarray:

@@ -99,8 +99,8 @@ def test_data_parallel_takes_what_the_planner_says():
 
 
 def test_a_pipeline_takes_what_the_cost_model_says_of_1f1b():
-    for whole in (True, False):
-        model = CostModel(fleet=fleet(), profile=profile(whole=whole))
+    for whole, tied in ((True, False), (False, False), (False, True)):
+        model = CostModel(fleet=fleet(), profile=profile(whole=whole, tied=tied))
         costs = plan_costs(model, CUT)
         played = simulate(make(CUT, name="1f1b"), CUT, costs)
         assert played.step_s == pytest.approx(price(model, CUT).step_s, rel=1e-9)
