@@ -7,19 +7,23 @@ whole global batch and an epoch's smaller last one. Processes run many instances
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from benchmarks.shape_models import FAMILIES, Loss, inputs_of, samples_for, valid
 from evener.core.fleet import Device, Fleet
+from evener.core.layers import find_layers
 from evener.core.order import epoch_order
-from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.core.ownership import check_owners, holders_of
+from evener.core.plan import Held, Ownership, Pipeline, Plan, Share, Stage
+from evener.errors import PlanMismatchError
 from evener.runtime.cutting import legal_cuts
 from evener.runtime.ranks import Ranks
 from evener.session.layout.lay_out import lay_out
@@ -111,6 +115,25 @@ def _random_plan(rng: random.Random, pieces: Sequence[tuple[str, ...]], devices:
         pipelines.append(Pipeline(samples=samples, micro_batch=micro_batch, stages=tuple(stages)))
     total = sum(p.samples for p in pipelines)
     return Plan(global_batch=total, pipelines=tuple(pipelines), schedule=rng.choice(SCHEDULES))
+
+
+def with_owners(instance: Instance, rng: random.Random) -> Instance:
+    """The instance with state of random layers in random parts of their holders, as its plan allows."""
+    holders = holders_of(instance.plan)
+    named = {x.name for x in find_layers(FAMILIES[instance.family].build())}
+    held: Held = rng.choice(("optimizer", "gradients"))
+    owners = []
+    for layer in sorted(named & holders.keys()):
+        parts = {d: rng.choice((0, 1, 2, 5)) for d in holders[layer]}
+        if any(parts.values()):
+            owners.append(Ownership(layer=layer, parts=parts, held=held))
+    plan = msgspec.structs.replace(instance.plan, owners=tuple(owners))
+    try:
+        check_owners(plan, sorted(named))
+    except PlanMismatchError:
+        assert held == "gradients"
+        owners = [msgspec.structs.replace(o, held="optimizer") for o in owners]
+    return replace(instance, plan=msgspec.structs.replace(plan, owners=tuple(owners)))
 
 
 def _parts(rng: random.Random, whole: int, count: int) -> list[int]:
@@ -228,10 +251,11 @@ def run_instances(rank: int, world_size: int, instances: list[Instance]) -> list
             layout = lay_out(seat)
             steps = Steps(seat, layout)
             seen: list[Gradients] = []
-            held = layout.parameters
+            held, owned = layout.parameters, layout.holding.owned
+            in_parts = owned.whole_gradients if owned else dict
             steps.optimizer.register_step_pre_hook(
-                lambda *_, held=held, seen=seen: seen.append(
-                    {n: p.grad.clone() for n, p in held.items() if p.grad is not None}
+                lambda *_, held=held, seen=seen, in_parts=in_parts: seen.append(
+                    {n: p.grad.clone() for n, p in held.items() if p.grad is not None} | in_parts()
                 )
             )
             for _ in steps.run(instance.dataset_size):

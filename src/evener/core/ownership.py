@@ -28,6 +28,8 @@ WORDS: dict[str, str] = {
     "parameters": "parameters, gradients and the optimiser's state",
 }
 """What is kept in parts, by `Ownership.held`, for people."""
+WHOLE_BACKWARDS = ("gpipe", "1f1b", "interleaved")
+"""Schedules in which a micro-batch's backward is one action."""
 
 
 def owned_spans(owner: Ownership, devices: Sequence[str], count: int) -> dict[str, Span]:
@@ -59,32 +61,80 @@ def held_by(plan: Plan) -> str | None:
     return max((o.held for o in plan.owners), key=HELD.index, default=None)
 
 
+def holders_of(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """By layer, the devices whose stages have it. Example: (a, b) and (c, d) cut alike: x on a and c."""
+    found: dict[str, dict[str, None]] = {}
+    for _, _, stage in plan.numbered_stages():
+        devices = [d for share in stage.shares for d in share.devices]
+        for layer in stage.layers:
+            found.setdefault(layer, {}).update(dict.fromkeys(devices))
+    return {layer: tuple(devices) for layer, devices in found.items()}
+
+
 def check_owners(plan: Plan, layers: Sequence[str]) -> None:
     """PlanMismatchError unless the plan's owners can be carried out over `layers`, all of the model's.
 
-    Owners go with data parallelism alone, and a layer has one set of them, all of devices of the plan.
+    A layer has one set of owners, all of devices that hold it.
     """
-    names = [o.layer for o in plan.owners]
+    if not plan.owners:
+        return
+    names, holders = [o.layer for o in plan.owners], holders_of(plan)
     twice = sorted({n for n in names if names.count(n) > 1})
-    strange = sorted(set(names) - set(layers))
+    strange = sorted({*names} - {*layers})
     away = sorted({d for o in plan.owners for d in o.parts} - set(plan.devices))
-    if plan.owners and not plan.is_data_parallel:
-        what = "state in unequal parts needs pipelines of one stage and one device each"
-        remedy = "a data-parallel plan, or none of its owners"
-    elif plan.owners and plan.reductions:
+    elsewhere = [
+        f"{d} of {o.layer}"
+        for o in plan.owners
+        for d, part in o.parts.items()
+        if part and d not in holders.get(o.layer, plan.devices)
+    ]
+    if plan.reductions:
         what, remedy = "gradients go to their owners, not over reductions", "owners or reductions, not both"
-    elif twice or strange or away:
+    elif twice or strange or away or elsewhere:
         what = "the plan's owners name " + (
             f"{', '.join(twice)} twice"
             if twice
             else f"{', '.join(strange)}, no layers of the model"
             if strange
             else f"{', '.join(away)}, which have no pipeline"
+            if away
+            else f"{', '.join(elsewhere[:8])}, which they do not hold"
         )
-        remedy = "one Ownership a layer, of devices with a pipeline (of 0 samples where they take none)"
+        remedy = "one Ownership a layer, of devices that hold it (in a pipeline of 0 samples, maybe)"
+    elif why := _not_in_stages(plan):
+        what, remedy = why
     else:
         return
     raise PlanMismatchError(what, numbers=f"{len(names)} owned layers of {len(layers)}", remedy=remedy)
+
+
+def _not_in_stages(plan: Plan) -> tuple[str, str] | None:
+    """(what, remedy) where the plan cuts the model in a way in which not so much can be held in parts."""
+    held, stages = (
+        held_by(plan),
+        Counter(d for _, _, s in plan.numbered_stages() for x in s.shares for d in x.devices),
+    )
+    several = [d for d, times in stages.items() if times > 1]
+    if plan.is_data_parallel or held == "optimizer":
+        return None
+    if held == "parameters":
+        return (
+            "parameters in parts need pipelines of one stage and one device each: in longer ones several "
+            "micro-batches are alive at once, and a layer's values are let go after one",
+            "less in parts (gradients or optimizer), or a data-parallel plan",
+        )
+    if several:
+        return (
+            f"gradients in parts leave after every backward, and {', '.join(several)} has several stages "
+            "whose backwards come in turns",
+            'held "optimizer", or one stage a device',
+        )
+    if plan.schedule not in WHOLE_BACKWARDS:
+        return (
+            f"gradients in parts leave after every backward, which {plan.schedule} runs in two halves",
+            f'held "optimizer", or one of {", ".join(WHOLE_BACKWARDS)}',
+        )
+    return None
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def _talking(fleet: Fleet, plan: Plan) -> Iterator[tuple[str, str]]:
         if route.sizes and not route.is_last:
             for piece in routes.forward_pieces(route.number, 0):
                 yield piece.source, piece.target
-    for parts in {tuple(o.parts.items()) for o in plan.owners}:
-        yield from ((a, b) for b, part in parts if part for a in plan.devices)
+    for parts, held in {(tuple(o.parts.items()), tuple(holders[o.layer])) for o in plan.owners}:
+        yield from ((a, b) for b, part in parts if part for a in held)
     for names in {tuple(held) for held in holders.values()}:
         order = ring_order(fleet, names)
         yield from zip(order, order[1:] + order[:1], strict=True)

@@ -1,12 +1,7 @@
 """Every parameter's gradient is summed over exactly the devices that hold it, wherever the cuts are.
 
-    pipeline 0 on a, b     a: layers 0 1 2 3 | b: layers 4 … 7     layers 0 1: stages 0 2, devices a c
-    pipeline 1 on c, d     c: layers 0 1 | d: layers 2 … 7         layers 2 3: stages 0 3, devices a d
-                                                                   layers 4 …: stages 1 3, devices b d
-
-A segment is the parameters that the same set of stages holds. Segments with the same devices share a group,
-in which all launch in one order: later layers first, as backward meets them; tied weights by their first
-layer.
+Segments (see `segments.py`) with the same devices share a group, in which all launch in one order: later
+layers first, as backward meets them; tied weights by their first layer.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,51 +16,8 @@ from evener.runtime.buckets import GradientBuckets
 from evener.runtime.owning.gradients import OwnedGradients
 from evener.runtime.ranks import Ranks
 from evener.runtime.residing.homes import Homes
+from evener.runtime.segments import Segment, Stages
 from evener.runtime.tables.sums import TableSums
-
-Stages = frozenset[int]
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Parameters (by the user's name) held by one set of stages, and their place in the launch order."""
-
-    stages: Stages
-    devices: tuple[str, ...]
-    names: tuple[str, ...]
-
-
-def segments_of(
-    names_by_stage: Mapping[int, Sequence[str]],
-    devices_by_stage: Mapping[int, Sequence[str]],
-    ties: Mapping[str, str],
-    order: Sequence[str],
-) -> tuple[Segment, ...]:
-    """The segments of a plan in launch order, the same on every device.
-
-    `ties` maps a name to the name under which its shared storage counts; `order` is the model's parameters in
-    chain order. Example: stages {0: [x.weight], 1: [x.weight, y.weight]} on devices a and b give
-    (y.weight on b), (x.weight on a and b).
-    """
-    holders: dict[str, set[int]] = {}
-    for stage, names in names_by_stage.items():
-        for name in names:
-            holders.setdefault(ties.get(name, name), set()).add(stage)
-    place = {name: i for i, name in enumerate(order)}
-    # One order of devices for all: (a, b) and (b, a) would be two groups whose sums overtake one another.
-    everyone = list(dict.fromkeys(d for s in sorted(devices_by_stage) for d in devices_by_stage[s]))
-    by_stages: dict[Stages, list[str]] = {}
-    for name in sorted(holders, key=place.__getitem__):
-        by_stages.setdefault(frozenset(holders[name]), []).append(name)
-    found = [
-        Segment(
-            stages=stages,
-            devices=tuple(d for d in everyone if any(d in devices_by_stage[s] for s in stages)),
-            names=tuple(names),
-        )
-        for stages, names in by_stages.items()
-    ]
-    return tuple(sorted(found, key=lambda s: place[s.names[0]], reverse=True))
 
 
 @dataclass
@@ -242,6 +194,12 @@ def reducers_of_one_model(
     return Reducers([group], everywhere=True)
 
 
-def owners_reducers(gradients: OwnedGradients, stage: int) -> Reducers:
-    """The sums of data parallelism whose state is held in parts: each device counts what it owns in norms."""
-    return Reducers([_Group(gradients, [frozenset({stage})], True)], everywhere=False)
+def owners_reducers(
+    owned: Iterable[tuple[Stages, OwnedGradients]], others: Reducers | None = None
+) -> Reducers:
+    """`others`, and the sums of what is held in parts with the stages of this device that hold it.
+
+    Each device counts what it owns in norms.
+    """
+    groups = [_Group(gradients, [stages], True) for stages, gradients in owned]
+    return Reducers([*(others._groups if others else ()), *groups], everywhere=False)

@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from evener.core.exchange import without as kept_groups
 from evener.core.faults import Fault
+from evener.core.ownership import holders_of
 from evener.core.plan import LeftOut, Ownership, Pipeline, Plan, Stage
 from evener.core.split import apportion
 from evener.errors import NoPlanFitsError
@@ -51,13 +52,15 @@ def _without(plan: Plan, device: str) -> tuple[Plan, str]:
     why = "; ".join(told) or f"the other shares of its stages take the samples of {device}"
     reductions = kept_groups(plan.reductions, device) if plan.is_data_parallel else ()
     why += "; sums go over its group without it" if any(r.part is not None for r in reductions) else ""
-    owners = tuple(o for o in (_owners_without(o, device) for o in plan.owners) if o is not None)
+    left = _renewed(plan, pipelines, left_out)
+    holders = holders_of(left)
+    owners = tuple(o for o in (_owners_among(o, holders[o.layer]) for o in plan.owners) if o is not None)
     why += f"; the other owners share what {device} kept" if owners else ""
-    return replace(_renewed(plan, pipelines, left_out), reductions=reductions, owners=owners), why
+    return replace(left, reductions=reductions, owners=owners), why
 
 
-def _owners_without(owner: Ownership, device: str) -> Ownership | None:
-    parts = {name: part for name, part in owner.parts.items() if name != device}
+def _owners_among(owner: Ownership, holders: tuple[str, ...]) -> Ownership | None:
+    parts = {name: part for name, part in owner.parts.items() if name in holders}
     return replace(owner, parts=parts) if sum(parts.values()) else None
 
 

@@ -131,13 +131,47 @@ def test_the_most_that_any_layer_keeps_in_parts() -> None:
         ({"owners": (replace(OWNER, layer="z"),)}, "z, no layers"),
         ({"owners": (Ownership(layer="x", parts={"b/0": 1}),)}, "b/0, which have no pipeline"),
         ({"reductions": (Reduction(devices=NAMES, transport="gloo"),)}, "not over reductions"),
-        ({}, None),
     ],
 )
 def test_owners_that_cannot_be_carried_out_are_refused(change, said) -> None:
-    if said is None:
-        first, second = (Stage(layers=(n,), shares=pipeline("a/0", 4).stages[0].shares) for n in "xy")
-        change = {"pipelines": (Pipeline(samples=4, micro_batch=1, stages=(first, second)),)}
-        said = "one stage and one device each"
     with pytest.raises(PlanMismatchError, match=said):
         check_owners(replace(PLAN, **change), ("x", "y"))
+
+
+def staged(held: str, *cuts: str, schedule: str = "1f1b", **parts: int) -> Plan:
+    """Pipelines of stages of one layer each; "ab" has its x on a, its y on b. `parts` are those of x."""
+    pipelines = tuple(
+        Pipeline(
+            samples=2,
+            micro_batch=1,
+            stages=tuple(
+                Stage(layers=(n,), shares=(Share(devices=(d,), samples=1),))
+                for n, d in zip("xy", cut, strict=True)
+            ),
+        )
+        for cut in cuts
+    )
+    owner = Ownership(layer="x", parts=parts, held=held)  # type: ignore[arg-type]
+    return Plan(global_batch=2 * len(cuts), pipelines=pipelines, schedule=schedule, owners=(owner,))
+
+
+def test_owners_of_a_plan_of_stages_hold_the_layer() -> None:
+    check_owners(staged("optimizer", "ab", "cd", a=3, c=1), ("x", "y"))
+    check_owners(staged("optimizer", "ab", "ba", a=3, b=1), ("x", "y"))
+    check_owners(staged("gradients", "ab", "cd", a=3, c=1, b=0), ("x", "y"))
+    with pytest.raises(PlanMismatchError, match="b of x, which they do not hold"):
+        check_owners(staged("optimizer", "ab", "cd", a=3, b=1), ("x", "y"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (staged("parameters", "ab", "cd", a=1), "several micro-batches are alive at once"),
+        (staged("gradients", "ab", "ba", a=1), "a, b has several stages"),
+        (staged("gradients", "ab", "cd", a=1, schedule="zero-bubble"), "two halves"),
+    ],
+)
+def test_what_stages_cannot_hold_in_parts_is_refused_with_its_reason(plan: Plan, said: str) -> None:
+    with pytest.raises(PlanMismatchError, match=said) as e:
+        check_owners(plan, ("x", "y"))
+    assert "optimizer" in e.value.remedy

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from evener.runtime.reducers import Reducers, Segment, reducers_for, segments_of
+from evener.runtime.reducers import Reducers, reducers_for
+from evener.runtime.segments import Segment, segments_of
 from tests.fakes import Rendezvous
 
 A, B, C = "lab/a", "lab/b", "lab/c"

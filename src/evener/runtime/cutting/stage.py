@@ -63,6 +63,7 @@ class StageModule(nn.Module):
         # Kept from nn.Module's eyes: they call the same layers that `held` has under the user's names.
         self._runs = {mode: part.run for mode, part in parts.items()}
         self._own = {mode: [_owner(held, name) for name in part.own] for mode, part in parts.items()}
+        self._called = set.intersection(*({*part.layers} for part in parts.values()))
 
     def forward(self, carry: Sequence[Tensor]) -> tuple[Tensor, ...]:
         mode = self.training
@@ -89,6 +90,14 @@ class StageModule(nn.Module):
         """(owner, name) of the parameters that are used outside of their layers' own forward."""
         found = [place for own in self._own.values() for place in own]
         return [(owner, key) for owner, key in found if owner._parameters.get(key) is not None]
+
+    def runner_of(self, layer: str) -> nn.Module:
+        """What runs when the layer's tensors are used: the layer, or the stage where others use them too."""
+        if layer not in self._called:
+            return self
+        module = self.held.get_submodule(layer)
+        used = {id(owner._parameters[key]) for owner, key in self.used_directly}
+        return self if any(id(p) in used for p in module.parameters()) else module
 
     @property
     def named(self) -> dict[str, Tensor]:

@@ -3,10 +3,13 @@
 optimizer    parameters whole, gradients whole      own: the optimiser's state     (ZeRO stage 1)
 gradients    parameters whole                       own: that, gradients           (stage 2)
 parameters                                          own: all three                 (stage 3)
+
+Where pipelines cut the model, each segment's gradients go among its own holders, and parameters without
+owners are summed over their holders as ever.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -19,11 +22,14 @@ from evener.core.trace import Cause
 from evener.errors import PlanMismatchError
 from evener.runtime.owning.gathering import Gathering
 from evener.runtime.owning.gradients import OwnedGradients
+from evener.runtime.owning.held import HeldStages, whole
 from evener.runtime.owning.means import Means
 from evener.runtime.owning.optimizer import cannot_cut, over_pieces
 from evener.runtime.owning.spreading import Spreading
 from evener.runtime.owning.units import Unit, units_of_model
+from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import Reducers, owners_reducers
+from evener.runtime.segments import Segment
 
 GRADIENTS = 0x30000  # tag of whole gradients, which only a comparison asks for
 
@@ -49,10 +55,11 @@ class Piece:
 
 
 class Owned:
-    """This device's part of `model` under the plan's owners; the model's parameters move to the device.
+    """This device's part of `model` under the plan's owners; what is in parts moves to the device.
 
-    `optimizer`, which has not moved yet, from now on moves what this device owns. `reducers` are the sums of
-    gradients. Called by all devices of the plan together.
+    `held` says what the device holds where pipelines cut the model. `optimizer`, made over all of the model
+    and not moved yet, from now on moves what this device owns, and what it holds that has no owners.
+    `reducers` are the sums of gradients. Called by all devices of the plan together.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class Owned:
         optimizer: torch.optim.Optimizer,
         plan: Plan,
         means: Means,
+        held: HeldStages | None = None,
         *,
         unit_bytes: float = BUCKET_BYTES,
     ) -> None:
@@ -73,33 +81,34 @@ class Owned:
         self.held = held_by(plan)
         self.model, self.optimizer, self.means = model, optimizer, means
         self.ranks = means.ranks
-        whole = {id(p) for p in cannot_cut(optimizer)}
-        self.uncut = tuple(n for n, p in model.named_parameters() if id(p) in whole and p.requires_grad)
-        holds_parameters = self.held == "parameters"
-        self.units = units_of_model(model, plan, whole=self.uncut, frozen=holds_parameters, limit=unit_bytes)
-        kind = Gathering if holds_parameters else Spreading
-        self.parameters = kind(model, self.units, means, self._waited)
-        self.pieces = [
-            list(self._pieces_of(u, own)) for u, own in zip(self.units, self.parameters.own, strict=True)
-        ]
-        mine = {piece.whole: piece for held in self.pieces for piece in held}
-        trained = {p: piece.values for p, piece in mine.items() if p.requires_grad}
-        over_pieces(optimizer, trained, {p: piece.start for p, piece in mine.items()})
-        self._after_move = optimizer.register_step_post_hook(lambda *_: self.parameters.after_move())
-        self.gradients = OwnedGradients(
-            self.units,
-            {u.number: {x.name: (x.values, at) for x, at in self._placed(u)} for u in self.units},
-            self.ranks,
-            means.post,
-            means.wire,
-            device=means.device,
-            in_rounds=self.held != "optimizer",
+        self.stages = held or whole(model, plan, means)
+        here, segments = self.ranks.here, self.stages.segments
+        uncut = {id(p) for p in cannot_cut(optimizer)}
+        self.uncut = tuple(n for n, p in model.named_parameters() if id(p) in uncut and p.requires_grad)
+        gathers = self.held == "parameters"
+        self.everyones = units_of_model(
+            model, plan, segments=segments, whole=self.uncut, frozen=gathers, limit=unit_bytes
         )
+        self.units = tuple(u for u in self.everyones if here in u.spans)
+        self.parameters: Gathering | Spreading = (
+            Gathering(model, self.units, means, self._waited)
+            if gathers
+            else Spreading(self.stages, self.units, means, self._waited)
+        )
+        self.pieces = {
+            u.number: list(self._pieces_of(u, own))
+            for u, own in zip(self.units, self.parameters.own, strict=True)
+        }
+        mine = {piece.whole: piece for pieces in self.pieces.values() for piece in pieces}
+        moved = self._without_owners() | {p: x.values for p, x in mine.items() if p.requires_grad}
+        over_pieces(optimizer, moved, {p: mine[p].start if p in mine else 0 for p in moved})
+        self._after_move = optimizer.register_step_post_hook(lambda *_: self.parameters.after_move())
+        self.gradients = {s.stages: self._gradients_of(s) for s in segments if self._trains(s)}
         if isinstance(self.parameters, Gathering):
-            self.parameters.is_done = self.gradients.is_done
+            (gradients,) = self.gradients.values()
+            self.parameters.is_done = gradients.is_done
         self._waits: list[tuple[str, float, float, Cause]] = []
-        stages = {number: stage for number, _, stage in plan.numbered_stages()}
-        self._stage_of = {s.shares[0].devices[0]: number for number, s in stages.items()}
+        self._holders = {n: [d for x in s.shares for d in x.devices] for n, _, s in plan.numbered_stages()}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,20 +117,28 @@ class Owned:
 
     def bytes_by_device(self) -> dict[str, int]:
         """Bytes of the parameters that each device owns."""
-        sizes = [unit.sizes for unit in self.units]
-        return {d: sum(s[d] for s in sizes) for d in self.ranks.devices}
+        sizes = [unit.sizes for unit in self.everyones]
+        return {d: sum(s.get(d, 0) for s in sizes) for d in self.ranks.devices}
 
-    def reducers(self) -> Reducers:
-        """The sums of a step for the executor."""
-        return owners_reducers(self.gradients, self._stage_of[self.ranks.here])
+    def reducers(self, others: Reducers | None = None) -> Reducers:
+        """The sums of a step for the executor; `others` are those of parameters without owners."""
+        here = frozenset(self.stages.modules)
+        return owners_reducers([(stages & here, g) for stages, g in self.gradients.items()], others)
+
+    def others(self) -> list[Segment]:
+        """The segments without what is in parts."""
+        owned = {n for u in self.everyones for n in u.named}
+        rest = [replace(s, names=tuple(n for n in s.names if n not in owned)) for s in self.stages.segments]
+        return [s for s in rest if s.names]
 
     def begin_step(self, number: int, portions: Portions, *, trains: bool) -> None:
         """A step, or forwards alone, over `portions` begins; called by all devices."""
-        rounds = {d: portions.num_backwards(stage, d) for d, stage in self._stage_of.items()}
         self._waits.clear()
-        self.parameters.begin_step(rounds, trains=trains)
-        if trains:
-            self.gradients.begin_step(number, rounds)
+        rounds = {s.stages: self._rounds(s, portions) for s in self.stages.segments}
+        if isinstance(self.parameters, Gathering):
+            self.parameters.begin_step(*rounds.values(), trains=trains)
+        for stages, gradients in self.gradients.items() if trains else ():
+            gradients.begin_step(number, rounds[stages])
 
     def end_step(self) -> None:
         """All forwards and backwards are done here; returns when nobody needs this device's values."""
@@ -145,8 +162,9 @@ class Owned:
                     start = first + at
                     flat[start : start + piece.values.numel()] = piece.values.grad.detach().reshape(-1).cpu()
                     had[list(unit.named).index(piece.name)] = 1.0
-            self.means.wire.all_reduce(had, f"unit {unit.number}, whose gradients").wait()
-            others = [d for d in self.ranks.devices if d != here]
+            wire = self.stages.wires[tuple(unit.spans)]
+            wire.all_reduce(had, f"unit {unit.number}, whose gradients").wait()
+            others = [d for d in unit.spans if d != here]
             sends = [post.send(flat[first:last], d, GRADIENTS) for d in others if last > first]
             for owner in unit.owners():
                 if owner != here:
@@ -161,8 +179,38 @@ class Owned:
     def close(self) -> None:
         """Let go of the model and of the optimiser."""
         self._after_move.remove()
-        self.gradients.close()
+        for gradients in self.gradients.values():
+            gradients.close()
         self.parameters.close()
+
+    def _without_owners(self) -> dict[nn.Parameter, nn.Parameter]:
+        """The parameters that are held here as ever."""
+        named = dict(self.model.named_parameters())
+        held = [named[n] for s in self.others() if self.ranks.here in s.devices for n in s.names]
+        return dict(zip(held, held, strict=True))
+
+    def _trains(self, segment: Segment) -> bool:
+        units = [u for u in self.units if u.stages == segment.stages]
+        return any(p.requires_grad for u in units for p in u.named.values())
+
+    def _gradients_of(self, segment: Segment) -> OwnedGradients:
+        units = [u for u in self.units if u.stages == segment.stages]
+        return OwnedGradients(
+            units,
+            {u.number: {x.name: (x.values, at) for x, at in self._placed(u)} for u in units},
+            Ranks(segment.devices, self.ranks.here),
+            self.means.post,
+            self.stages.wires[segment.devices],
+            device=self.means.device,
+            in_rounds=self.held != "optimizer",
+        )
+
+    def _rounds(self, segment: Segment, portions: Portions) -> dict[str, int]:
+        """How many backwards each holder of the segment will have."""
+        return {
+            d: sum(portions.num_backwards(n, d) for n in segment.stages if d in self._holders[n])
+            for d in segment.devices
+        }
 
     def _pieces_of(self, unit: Unit, own: Tensor) -> Iterator[Piece]:
         first = unit.spans[self.ranks.here][0]

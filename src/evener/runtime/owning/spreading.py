@@ -4,13 +4,14 @@ step n        optimizer ─► owner hands in its spans ─► others ask for th
 step n + 1    before each layer's forward: are its values here?          behind data and earlier layers
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
 from evener.core.seams import Pending
 from evener.runtime.owning import flats
 from evener.runtime.owning.coming import TAG, Coming
+from evener.runtime.owning.held import HeldStages
 from evener.runtime.owning.means import Means
 from evener.runtime.owning.units import Unit
 
@@ -23,7 +24,7 @@ class Spreading:
     `told(action, since)` is called after each wait that showed, `means.now()` gives the device's clock.
     """
 
-    def __init__(self, model: nn.Module, units: Sequence[Unit], means: Means, told: Told) -> None:
+    def __init__(self, held: HeldStages, units: Sequence[Unit], means: Means, told: Told) -> None:
         self._units, self._ranks, self._post = units, means.ranks, means.post
         self._device, self._now, self._told = means.device, means.now, told
         ranks, device = means.ranks, means.device
@@ -35,18 +36,13 @@ class Spreading:
         self.own = [f[slice(*u.spans[ranks.here])] for u, f in zip(units, self._flat, strict=True)]
         self._sends: list[Pending] = []
         self._coming: dict[int, Coming] = {}
-        modules = dict(model.named_modules())
-        by_layer: dict[str, list[Unit]] = {}
+        by_module: dict[nn.Module, list[Unit]] = {}
         for unit in units:
-            for layer in unit.layers:
-                by_layer.setdefault(layer, []).append(unit)
+            for module in held.runners(unit):
+                by_module.setdefault(module, []).append(unit)
         self._handles = [
-            modules.get(layer, model).register_forward_pre_hook(self._before(needed))
-            for layer, needed in by_layer.items()
+            module.register_forward_pre_hook(self._before(needed)) for module, needed in by_module.items()
         ]
-
-    def begin_step(self, rounds: Mapping[str, int], *, trains: bool) -> None:
-        """Nothing is asked for in a step: all was handed in after the one before."""
 
     def end_step(self) -> None:
         """All values are here, and what was sent has left: owners may move theirs."""
@@ -64,7 +60,7 @@ class Spreading:
             self._post.now()
             if first < last:
                 own = flat[first:last] if cpu else flat[first:last].to("cpu")
-                others = [d for d in self._ranks.devices if d != here]
+                others = [d for d in unit.spans if d != here]
                 self._sends += [self._post.send(own, d, TAG + unit.number) for d in others]
             self._coming[unit.number] = Coming(unit, flat, here, self._post)
 

@@ -21,7 +21,7 @@ def export_owned(owned: Owned) -> dict[str, Tensor]:
     are three tensors of 12 values; the step comes from the owner of the first value.
     """
     found: dict[str, Tensor] = {}
-    for piece in (p for held in owned.pieces for p in held):
+    for piece in (p for held in owned.pieces.values() for p in held):
         shape = piece.whole.shape
         for name, tensor in export_state({piece.name: piece.values}, owned.optimizer).items():
             if piece.is_all:
@@ -38,13 +38,13 @@ def import_owned(owned: Owned, read: Read) -> None:
 
     Raises StateError as `import_state` does; what came before stays changed then.
     """
-    for unit, pieces in zip(owned.units, owned.pieces, strict=True):
+    for unit in owned.units:
         state = read(list(unit.named))
         with torch.no_grad():
             for name, p in unit.named.items():
                 if owned.held != "parameters":
                     p.copy_(state[f"model/{name}"])
-        for piece in pieces:
+        for piece in owned.pieces[unit.number]:
             import_state(_part(piece, state), {piece.name: piece.values}, owned.optimizer)
     owned.parameters.restored()
 

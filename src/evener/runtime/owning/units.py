@@ -3,7 +3,9 @@
     blocks.0   weight ────────────────── bias ──      the parameters of a unit, laid end to end
     owners     a a a a a a a a a b b b b b c c c      parts 9, 5, 3: cut anywhere, also inside a parameter
 
-An optimiser that needs whole parameters gets them whole: then the parameters are laid owner by owner.
+An optimiser that needs whole parameters gets them whole: then the parameters are laid owner by owner. Where
+pipelines cut the model, a unit is of one segment: its parameters are held by the same stages, and only the
+devices of these know of it.
 """
 
 import itertools
@@ -18,13 +20,16 @@ from evener.core.layers import FoundLayer, find_layers
 from evener.core.ownership import check_owners, owned_spans, units_of
 from evener.core.plan import Ownership, Plan
 from evener.errors import PlanMismatchError
+from evener.runtime.segments import Segment, Stages
 
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Parameters of one dtype that are handed over together; `spans` has by device what it owns of them.
+    """Parameters of one dtype that are handed over together; `spans` has by holder what it owns of them.
+
+    `stages` are those that hold it.
 
     `stays` where other layers than its own need it too (tied weights, tensors of the model itself): it is
     then there from the beginning of a forward to the end of its backward.
@@ -34,6 +39,7 @@ class Unit:
     layers: tuple[str, ...]
     named: dict[str, nn.Parameter]
     spans: dict[str, Span]
+    stages: Stages
     stays: bool = False
 
     @property
@@ -77,48 +83,60 @@ def units_of_model(
     model: nn.Module,
     plan: Plan,
     *,
+    segments: Sequence[Segment] = (),
     whole: Collection[str] = (),
     frozen: bool = False,
     limit: float = BUCKET_BYTES,
 ) -> tuple[Unit, ...]:
     """The units of `model` under the plan's owners, in the order of its layers, of up to `limit` bytes.
 
-    Parameters named in `whole` are not cut. Frozen ones, which have no state, are only in it with `frozen`.
-    Raises PlanMismatchError for owners of unknown layers or devices, and for layers that have none.
+    `segments` are those of a plan that cuts the model. Parameters named in `whole` are not cut. Frozen ones,
+    which have no state, are only in it with `frozen`. Raises PlanMismatchError for owners of unknown layers
+    or devices, and for layers that have none where every device holds all of the model.
     """
     layers = {layer.name: layer for layer in find_layers(model)}
     check_owners(plan, list(layers))
     own = _own_parameters(model, layers, frozen=frozen)
     owners = {o.layer: o for o in plan.owners}
     left = [name for name, held in own.items() if held and name not in owners]
-    if left:
+    if left and plan.is_data_parallel:
         raise PlanMismatchError(
             f"the plan's owners leave out {', '.join(left[:8])}",
             numbers=f"{len(left)} of {sum(map(bool, own.values()))} layers with parameters",
             remedy="an Ownership for every layer with parameters",
         )
-    ordered = [owners[name] for name in layers if name in owners]
-    sizes = {name: sum(p.numel() * p.element_size() for p in held.values()) for name, held in own.items()}
     shared = _shared(layers, own)
     alone = shared | {name for name, layer in layers.items() if not layer.whole and layer.name in owners}
-    grouped = [part for unit in units_of(ordered, sizes, limit) for part in _apart(unit, alone)]
-    keepers = _whole_owners(grouped, own, whole, plan.devices)
+    ordered = [owners[name] for name in layers if name in owners]
     units: list[Unit] = []
-    for group in grouped:
-        named = {n: p for o in group for n, p in own[o.layer].items()}
-        for is_whole, dtype in dict.fromkeys((n in whole, p.dtype) for n, p in named.items()):
-            same = {n: p for n, p in named.items() if (n in whole, p.dtype) == (is_whole, dtype)}
-            same, spans = _laid(same, group[0], plan.devices, keepers if is_whole else {})
-            units.append(
-                Unit(
-                    len(units),
-                    tuple(o.layer for o in group),
-                    same,
-                    spans,
-                    stays=any(o.layer in alone for o in group),
+    for segment in reversed(segments or (whole_segment(model, plan),)):  # else later layers are first
+        names = set(segment.names)
+        held = {name: {n: p for n, p in named.items() if n in names} for name, named in own.items()}
+        sizes = {layer: sum(p.nbytes for p in named.values()) for layer, named in held.items()}
+        grouped = [part for unit in units_of(ordered, sizes, limit) for part in _apart(unit, alone)]
+        keepers = _whole_owners(grouped, held, whole, segment.devices)
+        for group in grouped:
+            named = {n: p for o in group for n, p in held[o.layer].items()}
+            for is_whole, dtype in dict.fromkeys((n in whole, p.dtype) for n, p in named.items()):
+                same = {n: p for n, p in named.items() if (n in whole, p.dtype) == (is_whole, dtype)}
+                same, spans = _laid(same, group[0], segment.devices, keepers if is_whole else {})
+                units.append(
+                    Unit(
+                        len(units),
+                        tuple(o.layer for o in group),
+                        same,
+                        spans,
+                        segment.stages,
+                        stays=any(o.layer in alone for o in group),
+                    )
                 )
-            )
     return tuple(units)
+
+
+def whole_segment(model: nn.Module, plan: Plan) -> Segment:
+    """All of `model`, as every device of a data-parallel plan holds it."""
+    stages = frozenset(number for number, _, _ in plan.numbered_stages())
+    return Segment(stages, plan.devices, tuple(name for name, _ in model.named_parameters()))
 
 
 def _own_parameters(
@@ -183,6 +201,12 @@ def _laid(
     """The parameters in the order in which they lie, and each device's span of them."""
     count = sum(p.numel() for p in named.values())
     if not keepers:
+        if not any(owner.parts.get(d) for d in devices):
+            raise PlanMismatchError(
+                f"none of the owners of {owner.layer} holds {', '.join(list(named)[:8])}",
+                numbers=f"owners {', '.join(owner.parts)}; held by {', '.join(devices)}",
+                remedy="a part for one of those that hold it",
+            )
         return named, owned_spans(owner, devices, count)
     order = sorted(named, key=lambda n: devices.index(keepers[n]))
     held = [sum(named[n].numel() for n in order if keepers[n] == d) for d in devices]

@@ -16,10 +16,12 @@ from evener.runtime.batchnorm import wave_layers
 from evener.runtime.channels.sums import MOST_DEVICES, ChannelWire
 from evener.runtime.dropout import dropout_keys
 from evener.runtime.holding import Holding, whole_model
+from evener.runtime.owning.held import HeldStages
 from evener.runtime.owning.owned import Owned
 from evener.runtime.parts import Part
 from evener.runtime.ranks import Ranks
-from evener.runtime.reducers import reducers_for, segments_of
+from evener.runtime.reducers import reducers_for
+from evener.runtime.segments import segments_of
 from evener.session.layout.fewer import Apart, open_apart
 from evener.session.layout.owning import open_owned, told
 from evener.session.layout.residences import homes_of, housed
@@ -90,8 +92,12 @@ def _in_stages(seat: Seat, wire: Wire) -> Layout:
     sets = [s.devices for s in segments]
     wires = gradient_wires(seat, sets)
     homes = homes_of(parts, site)
+    owned = None
+    if plan.owners:
+        modules = {n: part.module for n, part in parts.items()}
+        owned = open_owned(seat, wire, HeldStages(segments=segments, modules=modules, wires=wires.among))
     reducers = reducers_for(
-        segments,
+        owned.others() if owned else segments,
         ranks.here,
         frozenset(mine),
         named,
@@ -106,12 +112,13 @@ def _in_stages(seat: Seat, wire: Wire) -> Layout:
     quick = ChannelWire(channel, ranks) if few else None
     holding = Holding(
         parts=parts,
-        reducers=reducers,
+        reducers=owned.reducers(reducers) if owned else reducers,
         wire=wire,
         channel=channel,
         quick=quick,
         homes=homes,
         grouped=wires.grouped,
+        owned=owned,
     )
     tables.join(reducers, [p.module for p in parts.values()])
     holding = replace(holding, ahead=tables.look_ahead(site.torch_device))
@@ -121,7 +128,7 @@ def _in_stages(seat: Seat, wire: Wire) -> Layout:
         holders=holders,
         norms=norms,
         connect=seat.connect,
-        notes=notes + tables.notes,
+        notes=notes + tables.notes + (told(owned) if owned else ()),
         tables=tables,
     )
 

@@ -24,6 +24,7 @@ from evener.rehearsal.pacer import Pacer
 from evener.rehearsal.post import PacedPost
 from evener.rehearsal.real import Moments, RealPost
 from evener.rehearsal.real_hosts import inside_hosts
+from evener.runtime.owning.held import HeldStages
 from evener.runtime.owning.means import Means
 from evener.runtime.owning.owned import Owned
 from evener.runtime.owning.post import GroupPost
@@ -109,10 +110,10 @@ def check_owned(plan: Plan, recipe: Recipe, tables: tuple[str, ...]) -> None:
         )
 
 
-def open_owned(seat: Seat, wire: Wire) -> Owned:
+def open_owned(seat: Seat, wire: Wire, held: HeldStages | None = None) -> Owned:
     """This device's part under the plan's owners; its model then lies on the device as far as it is held.
 
-    `wire` joins all devices of the plan.
+    `wire` joins all devices of the plan; `held` is what the device has where pipelines cut the model.
     """
     model, ranks, site, fleet = seat.recipe.model, seat.ranks, seat.site, seat.fleet
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -126,7 +127,7 @@ def open_owned(seat: Seat, wire: Wire) -> Owned:
         else:
             post = PacedPost(post, site.driver, fleet)
     means = Means(ranks=ranks, post=post, wire=wire, device=site.torch_device, now=site.driver.now)
-    return Owned(model, optimizer, seat.plan, means)
+    return Owned(model, optimizer, seat.plan, means, held)
 
 
 def told(owned: Owned) -> tuple[str, ...]:

@@ -15,9 +15,10 @@ from evener.runtime.holding import Holding, Settings
 from evener.runtime.parts import Part
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
-from evener.runtime.reducers import reducers_for, segments_of
+from evener.runtime.reducers import reducers_for
 from evener.runtime.residing.homes import Homes
 from evener.runtime.residing.residing import Residing
+from evener.runtime.segments import segments_of
 from evener.runtime.wire import SoloWire
 from tests.fakes import ScriptedDriver
 from tests.unit.runtime.residing.test_exact import distance

@@ -117,7 +117,7 @@ def test_parts_without_anything_in_parts_or_all_0_are_refused():
     ("names", "more", "words"),
     [
         (("lab/0", "lab/9"), {}, "lab/9, which have no pipeline"),
-        (("lab/0",), {"pipelines": (two_stages(),)}, "pipelines of one stage"),
+        (("lab/0", "lab/1"), {"pipelines": (two_stages(),)}, "lab/1 of 0, which they do not hold"),
     ],
 )
 def test_a_plan_by_hand_whose_owners_cannot_be_is_no_request(
