@@ -64,6 +64,10 @@ GROUPINGS = {
         ("a/0", "b/0", "a/1", "b/1"),
         (*INSIDE, lane("a/0", "b/0", part=0.5), lane("a/1", "b/1", part=0.5)),
     ),
+    "packed without loss": (
+        NAMES,
+        (*INSIDE, *(lane(f"a/{i}", f"b/{i}", part=0.5, compression="lossless") for i in (0, 1))),
+    ),
     "a host of one": (
         ("a/0", "a/1", "b/0"),
         (INSIDE[0], lane("a/0", "b/0", part=0.6), lane("a/1", "b/0", part=0.4)),

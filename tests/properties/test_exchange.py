@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evener.core.exchange import exchange_of
+from evener.core.exchange import LOSSLESS, exchange_of
 from evener.core.plan import Reduction
 from tests.mailboxes import Post, wires
 
@@ -22,7 +22,10 @@ def cases(draw):
         lane = draw(st.permutations([draw(st.sampled_from(g)) for g in names]))
         adds = draw(st.lists(st.integers(0, 3), min_size=len(lane), max_size=len(lane)).filter(any))
         told = {d: float(k) for d, k in zip(lane, adds, strict=True)}
-        reductions.append(Reduction(devices=tuple(lane), transport="gloo", part=float(part), adds=told))
+        packing = draw(st.sampled_from([None, LOSSLESS]))
+        reductions.append(
+            Reduction(devices=tuple(lane), transport="gloo", part=float(part), adds=told, compression=packing)
+        )
     devices = draw(st.permutations([d for g in names for d in g]))
     sizes = draw(st.lists(st.integers(1, 40), min_size=1, max_size=9))
     dtype = draw(st.sampled_from(list(BOUNDS)))

@@ -19,6 +19,8 @@ from evener.errors import PlanMismatchError
 
 PIECE_BYTES = 2**21
 """A buffer travels in pieces of at most so many bytes: while one is between hosts, the next is inside."""
+LOSSLESS = "lossless"
+"""The compression that keeps all bits, so that nobody has to allow it."""
 TRACKS = 2
 """So many sets of stages work on a buffer's pieces at once: a link has something to carry while one waits."""
 Span = tuple[int, int]
@@ -36,6 +38,23 @@ class Lane:
     adds: tuple[float, ...]
     transport: str = "gloo"
     compression: str | None = None
+
+    @property
+    def loses(self) -> bool:
+        """Whether less than all bits of a value go over it."""
+        return loses(self.compression)
+
+
+def loses(compression: str | None) -> bool:
+    """Whether a lane with this compression sends less than all bits. Example: "int8" does, "lossless" not."""
+    return compression not in (None, LOSSLESS)
+
+
+def said_of(compression: str | None) -> str:
+    """What a plan's words add for a lane. Examples: None is "", "int8" ", compressed by int8"."""
+    if compression is None:
+        return ""
+    return f", compressed by {compression}" if loses(compression) else ", packed without loss"
 
 
 @dataclass(frozen=True)
@@ -56,9 +75,9 @@ class Exchange:
         return tuple(name for group in self.groups for name in group)
 
     @property
-    def compresses(self) -> bool:
+    def loses(self) -> bool:
         """Whether any lane sends less than all bits."""
-        return any(lane.compression for lane in self.lanes)
+        return any(lane.loses for lane in self.lanes)
 
     @property
     def in_host_memory(self) -> "Exchange":

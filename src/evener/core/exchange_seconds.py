@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from evener.core.exchange import PIECE_BYTES, TRACKS, Exchange, Lane, goes_round
+from evener.core.exchange import LOSSLESS, PIECE_BYTES, TRACKS, Exchange, Lane, goes_round
 from evener.core.figures import Curve
 from evener.core.fleet import Fleet, Link
 
@@ -48,7 +48,16 @@ PACKINGS = {
     "powersgd2": Packing(columns=2, there=62.0, back=23.0),
     "powersgd4": Packing(columns=4, there=65.0, back=32.0),
 }
-"""By name of `Lane.compression`: scales and places count in the ratio."""
+"""By name of `Lane.compression`, those that lose bits: scales and places count in the ratio."""
+LOSSLESS_PACKING = Packing(ratio=0.84, there=80.0, back=70.0)
+"""What gradients of the examples and normal values take, 0.82 to 0.86 of their bytes: docs/log.md."""
+
+
+def packing_of(compression: str | None) -> Packing:
+    """What a lane with this compression makes of its values."""
+    if compression is None:
+        return PLAIN
+    return LOSSLESS_PACKING if compression == LOSSLESS else PACKINGS[compression]
 
 
 def exchange_seconds(num_bytes: float, exchange: Exchange, fleet: Fleet) -> float:
@@ -117,7 +126,7 @@ class _Round:
 def _flows(size: float, lane: Lane, scatters: bool) -> Iterator[tuple[str, str, float]]:
     """(from, to, bytes) of a lane's round: slices go to who adds them up, sums come back from there."""
     whole = sum(lane.adds)
-    packing = PACKINGS[lane.compression] if lane.compression else PLAIN
+    packing = packing_of(lane.compression)
     n = len(lane.devices)
     if goes_round(lane):
         for i, source in enumerate(lane.devices):
@@ -142,13 +151,13 @@ def _packing_s(size: float, exchange: Exchange, fleet: Fleet, scatters: bool) ->
     """Seconds of the busiest device to write and read one round's messages, each on cores of its own."""
     busy: dict[str, float] = defaultdict(float)
     for lane in exchange.lanes:
-        packing = PACKINGS[lane.compression] if lane.compression else PLAIN
+        packing = packing_of(lane.compression)
         whole = sum(lane.adds)
         for device, adds in zip(lane.devices, lane.adds, strict=True):
             values = lane.part * size / VALUE_BYTES
             own, rest = values * adds / whole, values * (1 - adds / whole)
             others = len(lane.devices) - 1
-            said = packing.back if lane.compression else 0.0  # who sums takes what it told the others
+            said = packing.back if lane.loses else 0.0  # who sums takes what it told the others
             touched = (
                 rest * packing.there + others * own * packing.back
                 if scatters

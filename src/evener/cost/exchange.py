@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from evener.core.collectives import all_reduce_seconds, ring, ring_order, slowed
-from evener.core.exchange import Exchange, exchange_of, reductions_of
+from evener.core.exchange import LOSSLESS, Exchange, exchange_of, loses, reductions_of, said_of
 from evener.core.exchange_seconds import exchange_seconds
 from evener.core.figures import Curve
 from evener.core.fleet import Fleet
@@ -84,9 +84,9 @@ def choose_way(
     elif sums == "grouped" and len(ways) > 1:
         ways = [w for w in ways if w.name != "ring"]
     seconds = {w.name: sum(w.seconds(b) for b in buffers) for w in ways}
-    exact = [w for w in ways if w.compression is None]
+    exact = [w for w in ways if not loses(w.compression)]
     best = exact[0]
-    for way in (*exact[1:], *(w for w in ways if w.compression)):
+    for way in (*exact[1:], *(w for w in ways if loses(w.compression))):
         if seconds[way.name] < seconds[best.name] * (1 - LEAST_GAIN):
             best = way
     return Choice(way=best, why=_why(best, ways, seconds, sum(buffers), sums), seconds=seconds)
@@ -106,7 +106,7 @@ def ways_of(fleet: Fleet, names: tuple[str, ...], compress: Sequence[str] = ()) 
         return ways
     most = max(len(members) for members in hosts.values())
     for count in sorted({1, most}):
-        for compression in (None, *compress):
+        for compression in (None, LOSSLESS, *compress):
             reductions = _grouped(fleet, list(hosts.values()), count, compression)
             exchange = exchange_of(reductions, names)
             assert exchange is not None
@@ -175,7 +175,6 @@ def _grouped(
     ]
     lanes = [tuple(members[i % len(members)] for members in order) for i in range(count)]
     rates = [1 / _slowest_s(fleet, lane) for lane in lanes]
-    lossy = f" in {compression}" if compression else ""
     return (
         *inside,
         *(
@@ -185,7 +184,7 @@ def _grouped(
                 compression=compression,
                 part=rate / sum(rates),
                 adds=_adds(fleet, lane),
-                reason=f"between hosts, {rate / sum(rates):.0%} of the values{lossy}",
+                reason=f"between hosts, {rate / sum(rates):.0%} of the values{said_of(compression)}",
             )
             for lane, rate in zip(lanes, rates, strict=True)
         ),
@@ -256,7 +255,7 @@ def sums_of(network: Network, plan: Plan) -> Callable[[tuple[str, ...], float, i
 
 def compressed_parts(reductions: Sequence[Reduction]) -> tuple[str, ...]:
     """Sentences for a plan's `inexact`, one for each compression."""
-    used = dict.fromkeys(r.compression for r in reductions if r.compression)
+    used = dict.fromkeys(r.compression for r in reductions if r.compression and loses(r.compression))
     return tuple(f"gradients go between hosts as {name}: {LOSSES[name]}" for name in used)
 
 

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from evener.core.exchange import Exchange
-from evener.core.exchange_seconds import PACKINGS
+from evener.core.exchange_seconds import packing_of
 from evener.core.fewer import Fewer
 from evener.core.figures import Curve
 from evener.core.fleet import Fleet, Link
@@ -21,11 +21,7 @@ def bytes_between(num_bytes: float, exchange: Exchange) -> float:
     """
     whole = sum(lane.part for lane in exchange.lanes)
     return sum(
-        2
-        * (len(lane.devices) - 1)
-        * num_bytes
-        * (lane.part / whole)
-        * (PACKINGS[lane.compression].ratio if lane.compression else 1.0)
+        2 * (len(lane.devices) - 1) * num_bytes * (lane.part / whole) * packing_of(lane.compression).ratio
         for lane in exchange.lanes
     )
 

@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from evener.core.exchange import loses
 from evener.core.fleet import Fleet
 from evener.core.job import Job
 from evener.planner.result import PlanResult
@@ -13,7 +14,7 @@ def with_unused(fleet: Fleet, job: Job, result: PlanResult) -> PlanResult:
     Example: int8 on one host: "--compress int8 is not used: the plan's devices are all on lab1".
     """
     plan = result.plan
-    if not job.compress or any(r.compression for r in plan.reductions):
+    if not job.compress or any(loses(r.compression) for r in plan.reductions):
         return result
     hosts = list(dict.fromkeys(fleet.device(name).host for name in plan.devices))
     reasons = [r.reason for r in plan.reductions if r.reason]

@@ -1,5 +1,6 @@
 """A plan as text: who does what, what it should take, and who is left out and why."""
 
+from evener.core.exchange import said_of
 from evener.core.ownership import WORDS, held_by, shares_of_state
 from evener.core.plan import Pipeline, Plan, Reduction, Stage, TablePlacement
 from evener.core.words import counted
@@ -94,7 +95,7 @@ def state_lines(plan: Plan) -> list[str]:
 
 def reduction_line(number: int, reduction: Reduction) -> str:
     """Who sums together, over what, and why. Example: "  1. a/0, a/1 over nccl: alike on a"."""
-    compression = f", compressed by {reduction.compression}" if reduction.compression else ""
+    compression = said_of(reduction.compression)
     reason = f": {reduction.reason}" if reduction.reason else ""
     return f"  {number}. {', '.join(reduction.devices)} over {reduction.transport}{compression}{reason}"
 

@@ -74,9 +74,9 @@ class Holding:
     ahead: Lookahead | None = None
 
     @property
-    def compresses(self) -> bool:
+    def loses(self) -> bool:
         """Whether any gradient goes between groups in fewer bits."""
-        return any(wire.exchange.compresses for wire in self.grouped)
+        return any(wire.exchange.loses for wire in self.grouped)
 
     def settle(self, *, counts: bool, factor: float) -> None:
         """A step is over; see `GroupedWire.settle`."""

@@ -448,7 +448,7 @@ class Step:
             self.verdict = Verdict(bench.settings.on_non_finite, "the summed gradient is NaN or infinite")
             return None
         # A NaN that was compressed comes out of other places as well: such a step must not count.
-        if bench.settings.max_norm is None and bench.loss_scale is None and not bench.holding.compresses:
+        if bench.settings.max_norm is None and bench.loss_scale is None and not bench.holding.loses:
             return None
         if square_norm is None:
             square = torch.tensor([self._on_host(reducers.square_norm)], dtype=torch.float64)

@@ -123,7 +123,7 @@ class Site:
                 wire = open_real_grouped_wire(grouped, self.driver, inside_hosts(fleet), exchange)
             else:
                 wire = open_grouped_wire(grouped, GroupWire(), self.driver, fleet, used, exchange)
-        return Between(wire, grouped if exchange.compresses else None)
+        return Between(wire, grouped if exchange.loses else None)
 
     def channel(self, fleet: Fleet, ranks: Ranks, store: dist.Store, *, rehearse: bool) -> Channel:
         """The channel to the other devices of the job, for what crosses the cuts of a pipeline."""

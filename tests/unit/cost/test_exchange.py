@@ -2,6 +2,7 @@
 
 import pytest
 
+from evener.core.exchange import LOSSLESS
 from evener.core.figures import Curve, line
 from evener.core.fleet import Device, Fleet, Link
 from evener.cost.exchange import choose_way, compressed_parts
@@ -20,10 +21,18 @@ def fleet_of(between: Curve, names=NAMES, *links: Link) -> Fleet:
 
 def test_a_slow_link_is_crossed_once() -> None:
     found = choose_way(fleet_of(SLOW), NAMES, BUFFERS)
-    assert "lane" in found.way.name and found.way.compression is None
+    assert "lane" in found.way.name
     assert found.seconds["ring"] == pytest.approx(2.4, rel=0.01)
-    assert found.seconds[found.way.name] == pytest.approx(1.6, rel=0.02)
+    assert found.seconds["1 lane"] == pytest.approx(1.6, rel=0.02)
     assert "ring 2.4 s" in found.reductions[-1].reason
+
+
+def test_packing_without_loss_needs_no_leave_and_is_no_loss() -> None:
+    slow = choose_way(fleet_of(SLOW), NAMES, BUFFERS)
+    assert slow.way.compression == LOSSLESS and slow.seconds[slow.way.name] == pytest.approx(1.4, rel=0.03)
+    assert compressed_parts(slow.reductions) == ()
+    fast = choose_way(fleet_of(line(1e-5, 2e9)), NAMES, BUFFERS)
+    assert fast.way.compression is None
 
 
 def test_one_host_has_one_ring() -> None:

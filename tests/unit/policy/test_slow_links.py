@@ -21,7 +21,7 @@ def test_two_slow_steps_name_the_link_once() -> None:
     assert seen.after_step("a/0", {"b/0": 1.25e6}) == []
     (told,) = seen.after_step("a/0", {"b/0": 1.25e6})
     assert "between a and b carries 1.25 MB/s, 1/10 of the 12.5 MB/s" in told
-    assert "take 16 s there instead of 1.6" in told
+    assert "take 13.5 s there instead of 1.35" in told
     assert seen.after_step("a/0", {"b/0": 1.25e6}) == []
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from evener.core.exchange import said_of
 from evener.report.page.cells import short
 from evener.report.page.document import Said
 from evener.report.page.files import RunFiles
@@ -30,7 +31,7 @@ def _of_plan(run: RunFiles) -> Iterator[Said]:
     for x in plan.left_out:
         yield _said("left out", x.device, x.reason, "plan.json")
     for r in plan.reductions:
-        compression = f", compressed by {r.compression}" if r.compression else ""
+        compression = said_of(r.compression)
         subject = f"{', '.join(r.devices)} over {r.transport}{compression}"
         yield _said("gradients", subject, r.reason or "the plan gives no reason", "plan.json")
     for sentence in plan.inexact:

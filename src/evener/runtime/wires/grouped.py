@@ -73,9 +73,9 @@ class GroupedWire:
         plain = torch.view_as_real(buffer) if buffer.is_complex() else buffer
         flat = plain.view(-1)
         name = key.rpartition(", ")[2]
-        if not self.exchange.compresses:
+        if not self.exchange.loses:
             exact_tail = 0
-        loses = self.exchange.compresses and flat.is_floating_point()
+        loses = self.exchange.loses and flat.is_floating_point()
         pieces = self._cut(flat[: len(flat) - exact_tail], name, exact=not loses)
         pieces += self._cut(flat[len(flat) - exact_tail :], name, exact=True)
         for piece in pieces:

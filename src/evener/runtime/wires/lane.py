@@ -17,23 +17,22 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from evener.core.exchange import Lane, adds_spans, goes_round
-from evener.runtime.compression.codec import Feedback
 from evener.runtime.wires.arrivals import Arrivals
-from evener.runtime.wires.messages import Messages
+from evener.runtime.wires.coding import PLAIN, Coding, Lossy
+from evener.runtime.wires.messages import Messages, Outgoing
 
 
 class LaneEnd:
     """This device's end of `lane`. What one member added up goes to all as it is, so all have the same bits.
 
-    `feedbacks` compress the two rounds, each with its kept errors, as rounds are of different threads; None
-    sends values as they are.
+    `codings` are of the two rounds, which are of different threads.
     """
 
     def __init__(
-        self, lane: Lane, there: Messages, back: Messages, feedbacks: tuple[Feedback, Feedback] | None
+        self, lane: Lane, there: Messages, back: Messages, codings: tuple[Coding, Coding] = (PLAIN, PLAIN)
     ) -> None:
         self.lane, self._there, self._back = lane, there, back
-        self._feedbacks = {there: feedbacks[0], back: feedbacks[1]} if feedbacks else {}
+        self._codings = {there: codings[0], back: codings[1]}
         self._me = lane.devices.index(there.here)
         self._goes_round = goes_round(lane)
         self.arrivals = Arrivals()
@@ -120,58 +119,56 @@ class LaneEnd:
 
     def _tell(self, mine: Tensor, number: int, place: tuple, others: Sequence[int], *, exact: bool) -> list:
         """Send what this member added up; where that loses bits, this member takes what it said as well."""
-        first, *more = others
-        sent = [self._send(self._back, first, mine, number, (*place, "sum"), exact=exact)]
-        size = self._size(self._back, mine, exact=exact)
-        said = self._back.outgoing(self.lane.devices[first], size)
-        for i in more:
-            self._back.outgoing(self.lane.devices[i], size).copy_(said)
-            sent.append(self._back.send(self.lane.devices[i], size, mine, number))
-        feedback = self._lossy(self._back, exact=exact)
-        if feedback:
-            feedback.codec.decode(said, mine)
+        first, *more = (self.lane.devices[i] for i in others)
+        coding = self._coding(self._back, exact=exact)
+        said, work = self._written(self._back, first, mine, number, (*place, "sum"), coding)
+        sent = [work]
+        for device in more:
+            self._back.outgoing(device, len(said)).copy_(said)
+            sent.append(self._back.send(device, len(said), mine, number))
+        if coding.loses:
+            coding.decode(said, mine, adds=False)
         return sent
 
-    def _send(self, by: Messages, to: int, values: Tensor, number: int, place: tuple, *, exact: bool):
-        device, size = self.lane.devices[to], self._size(by, values, exact=exact)
-        out = by.outgoing(device, size)
-        feedback = self._lossy(by, exact=exact)
-        if feedback:
-            feedback.encode(place, values, out)
-        else:
-            out.view(values.dtype).copy_(values)
-        return by.send(device, size, values, number)
+    def _send(
+        self, by: Messages, to: int, values: Tensor, number: int, place: tuple, *, exact: bool
+    ) -> Outgoing:
+        coding = self._coding(by, exact=exact)
+        return self._written(by, self.lane.devices[to], values, number, place, coding)[1]
+
+    def _written(
+        self, by: Messages, to: str, values: Tensor, number: int, place: tuple, coding: Coding
+    ) -> tuple[Tensor, Outgoing]:
+        """The payload for `to`, and the message that is under way with it."""
+        out = by.outgoing(to, coding.most_bytes(values))
+        size = coding.encode(place, values, out)
+        return out[:size], by.send(to, size, values, number)
 
     def _take(
         self, by: Messages, device: str, work, values: Tensor, number: int, *, exact: bool, adds: bool
     ) -> Tensor:
         """What came, as the bytes it came in, once it is in `values`."""
-        payload = by.receive(device, work, self._size(by, values, exact=exact), values, number)
+        coding = self._coding(by, exact=exact)
+        payload = by.receive(device, work, coding.expected_bytes(values), values, number)
         self.arrivals.note(device, len(payload))
-        feedback = self._lossy(by, exact=exact)
-        if feedback:
-            feedback.codec.decode(payload, values, adds=adds)
-        elif adds:
-            values.add_(payload.view(values.dtype))
-        else:
-            values.copy_(payload.view(values.dtype))
+        coding.decode(payload, values, adds=adds)
         return payload
 
     def kept_errors(self) -> list[Tensor]:
         """What compression has not said yet of either round's values."""
-        return [kept for feedback in self._feedbacks.values() for kept in feedback.kept_errors()]
+        return [kept for coding in self._lossy() for kept in coding.feedback.kept_errors()]
 
     def settle(self, *, counts: bool, factor: float) -> None:
         """See `Feedback.settle`."""
-        for feedback in self._feedbacks.values():
-            feedback.settle(counts=counts, factor=factor)
+        for coding in self._lossy():
+            coding.feedback.settle(counts=counts, factor=factor)
 
-    def _lossy(self, by: Messages, *, exact: bool) -> Feedback | None:
-        return None if exact else self._feedbacks.get(by)
+    def _lossy(self) -> list[Lossy]:
+        return [coding for coding in self._codings.values() if isinstance(coding, Lossy)]
 
-    def _size(self, by: Messages, values: Tensor, *, exact: bool) -> int:
-        feedback = self._lossy(by, exact=exact)
-        return feedback.codec.num_bytes(len(values)) if feedback else values.nbytes
+    def _coding(self, by: Messages, *, exact: bool) -> Coding:
+        coding = self._codings[by]
+        return PLAIN if exact and coding.loses else coding
 
 
 def _after(me: int, others: Sequence[int]) -> list[int]:

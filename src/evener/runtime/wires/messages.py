@@ -74,11 +74,16 @@ class Messages:
         work, self._rooms[source] = coming.popleft()
         return work
 
-    def receive(self, source: str, work: Any, num_bytes: int, values: Tensor, number: int) -> Tensor:
-        """The payload of the message that `work` expects, which must stand for values like `values`."""
+    def receive(self, source: str, work: Any, num_bytes: int | None, values: Tensor, number: int) -> Tensor:
+        """The payload of the message that `work` expects, which must stand for values like `values`.
+
+        It must have `num_bytes`, or with None at most as many as these values have.
+        """
         work.wait(PATIENCE)
         room = self._rooms[source]
         magic, told, count, dtype, size, *_ = room[:HEADER_BYTES].view(torch.int64).tolist()
+        if num_bytes is None:
+            num_bytes = min(size, values.nbytes)
         wanted = (_MAGIC, number, values.numel(), DTYPES.index(values.dtype), num_bytes)
         if (magic, told, count, dtype, size) != wanted:
             theirs = str(DTYPES[dtype]) if 0 <= dtype < len(DTYPES) else "an unknown dtype"

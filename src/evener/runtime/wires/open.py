@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
-from evener.core.exchange import TRACKS, Exchange, Lane
-from evener.runtime.compression.codec import Feedback, codec_of
+from evener.core.exchange import TRACKS, Exchange
+from evener.runtime.wires.coding import codings_of
 from evener.runtime.wires.grouped import GroupedWire
 from evener.runtime.wires.inside import Alone, CollectiveInside, Inside, MessagesInside
 from evener.runtime.wires.lane import LaneEnd
@@ -74,8 +74,8 @@ def open_grouped(
         group = new_group(ordered, "gloo")
         if here in lane.devices:
             for track, found in enumerate(ends):
-                chance = _feedbacks(lane, 2 * (TRACKS * (seed * 1009 + place) + track))
-                found[number] = LaneEnd(lane, *_both(group, ordered, here, track), chance)
+                codings = codings_of(lane, 2 * (TRACKS * (seed * 1009 + place) + track))
+                found[number] = LaneEnd(lane, *_both(group, ordered, here, track), codings)
     if here not in exchange.devices:
         return GroupedWire(exchange, ())
     return GroupedWire(exchange, list(zip(insides, ends, strict=True)), collects=not summed, note=note)
@@ -87,11 +87,3 @@ def _both(
     """There and back over one group, told apart from each other and from other tracks by their tags."""
     there, back = (Messages(group, devices, here, 1 + 2 * track + way) for way in (0, 1))
     return there, back
-
-
-def _feedbacks(lane: Lane, seed: int) -> tuple[Feedback, Feedback] | None:
-    """One for each round: a thread of its own uses it."""
-    if lane.compression is None:
-        return None
-    first, second = (Feedback(codec_of(lane.compression, seed + i)) for i in (0, 1))
-    return first, second

@@ -7,6 +7,7 @@ import msgspec
 import torch
 from safetensors.torch import load_file
 
+from evener.core.exchange import loses
 from evener.core.figures import Value
 from evener.core.plan import Plan
 from evener.errors import NonFiniteError
@@ -96,7 +97,9 @@ def verify(request: Request) -> Exactness | None:
         if dtype == "float32":
             lower = lower_precision(plan, load_recipe(request.script, request.seed))
             bound = max([bound, *(_rounding(asked, plan, p, loop.first_gradient) for p in lower)])
-            compressed = tuple(dict.fromkeys(r.compression for r in plan.reductions if r.compression))
+            compressed = tuple(
+                dict.fromkeys(r.compression or "" for r in plan.reductions if loses(r.compression))
+            )
             bound = max([bound, *(_packing(name, loop.first_gradient) for name in compressed)])
         if plan.fewer and plan.fewer.parts_hosts:
             gradient, ends = by_hosts(asked, plan, steps, folder)
@@ -155,7 +158,7 @@ def untested(request: Request, recipe: Recipe, plan: Plan) -> tuple[str, ...]:
     Example: --fewer local:4 where one host alone is fastest: neither the way nor the other host is tested.
     """
     idle = [d.name for d in request.fleet.devices if d.name not in plan.devices]
-    packed = any(r.compression for r in plan.reductions)
+    packed = any(loses(r.compression) for r in plan.reductions)
     found = [f"{', '.join(idle)} took no part in these steps: not tested"] if idle else []
     if request.rehearse and (lacking := without_rate(request.fleet, recipe)):
         found.append(f"{lacking}: no training of this model can be rehearsed on this fleet")
@@ -202,5 +205,7 @@ def _packing(name: str, exact: dict[str, torch.Tensor]) -> float:
 
 def _uncompressed(plan: Plan) -> Plan:
     """The same plan with all bits on the wire: what float64 shows is then whether the sums are right."""
-    whole = tuple(msgspec.structs.replace(r, compression=None) for r in plan.reductions)
+    whole = tuple(
+        msgspec.structs.replace(r, compression=None) if loses(r.compression) else r for r in plan.reductions
+    )
     return msgspec.structs.replace(plan, reductions=whole)

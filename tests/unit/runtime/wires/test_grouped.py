@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from evener.core.exchange import PIECE_BYTES, exchange_of
+from evener.core.exchange import LOSSLESS, PIECE_BYTES, exchange_of
 from evener.core.exchange_seconds import PACKINGS
 from evener.core.plan import Reduction
 from evener.errors import EvenerError, PeerLostError, ReductionMismatchError
@@ -70,7 +70,13 @@ def test_kept_errors_come_later(compression: str) -> None:
     assert often < once / 5 or (compression == "top1%" and often < once / 1.5)
 
 
-@pytest.mark.parametrize("compression", [None, *NAMES_OF_CODECS])
+@pytest.mark.parametrize("size", [1, 7, 5000, 300_000])
+def test_packed_without_loss_the_sum_has_the_same_bits(size: int) -> None:
+    buffers = randoms(size)
+    assert torch.equal(summed(buffers, LOSSLESS, tail=1), summed(buffers, None))
+
+
+@pytest.mark.parametrize("compression", [None, LOSSLESS, *NAMES_OF_CODECS])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_arrives_as_such(compression: str | None, value: float) -> None:
     buffers = randoms(3000)
