@@ -9,6 +9,7 @@ from tests.local.device.runtime_checks import (
     buckets_leave_without_a_wait,
     groups_connect_when_they_are_made,
     loss_in_host_memory,
+    messages_are_pinned_for_devices_alone,
     sums_are_waited_for,
     waits_for_copies,
     waves_are_summed_on_the_host,
@@ -62,6 +63,6 @@ CHECKS: dict[str, Callable[[str], None]] = {
         errors_in_backward, custom_function, second_derivatives, data_loader, sequences, choosing, precisions,
         dropping_out, state_dicts, vectors, accelerator_calls, no_warnings, lanes,
         loss_in_host_memory, waits_for_copies, sums_are_waited_for, groups_connect_when_they_are_made,
-        buckets_leave_without_a_wait, waves_are_summed_on_the_host,
+        buckets_leave_without_a_wait, waves_are_summed_on_the_host, messages_are_pinned_for_devices_alone,
     )
 }  # fmt: skip

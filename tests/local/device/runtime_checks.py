@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from evener.core.fleet import Device, Fleet
 from evener.runtime.batchnorm import replace_batchnorm, wave
 from evener.runtime.buckets import GradientBuckets
+from evener.runtime.channels.frames import Frame
+from evener.runtime.channels.messages import layout_of, pack, unpack
 from evener.runtime.hardware import HardwareDriver
 from evener.runtime.problem import loss_on_cpu
 from evener.runtime.ranks import Ranks
@@ -144,3 +146,16 @@ def waves_are_summed_on_the_host(device: str) -> None:
         torch.testing.assert_close(tensor.detach().cpu(), near[name].detach(), rtol=1e-4, atol=1e-4)
         if tensor.grad is not None:
             torch.testing.assert_close(tensor.grad.cpu(), near[name].grad, rtol=1e-3, atol=1e-3)
+
+
+def messages_are_pinned_for_devices_alone(device: str) -> None:
+    """A CPU's process beside cards pinned what it was sent, for which it had to open a card of the others."""
+    sent = (torch.arange(5.0), torch.ones(2, 3))
+    header = unpack(pack("k of step 0", 0.0, layout_of(sent)), "lab/a")
+    for pin in (False, True):
+        frame = Frame(header, pin=pin)
+        assert {memory.is_pinned() for memory in frame.tensors} == {pin}
+        for memory, tensor in zip(frame.tensors, sent, strict=True):
+            memory.copy_(tensor.flatten().view(torch.uint8))
+        for arrived, tensor in zip(frame.finished(torch.device(device, 0)), sent, strict=True):
+            same(arrived, tensor)

@@ -5,7 +5,6 @@ import socket
 import threading
 from collections import deque
 
-from evener.errors import EvenerError
 from evener.runtime.channels.frames import Frame, Frames
 from evener.runtime.channels.porter import Porter
 from evener.runtime.channels.problems import lost, stalled
@@ -36,10 +35,10 @@ class Ahead:
         with self._changed:
             while not self._ready:
                 stop.check()
-                if isinstance(self._error, EvenerError):
-                    raise self._error
-                if self._error is not None:
+                if isinstance(self._error, OSError):
                     raise lost(self._source, f"{key} was awaited from it", self._error) from self._error
+                if self._error is not None:
+                    raise self._error
                 if not self._changed.wait(timeout_s):
                     raise stalled(self._source, key, timeout_s)
             frame = self._ready.popleft()
@@ -55,7 +54,7 @@ class Ahead:
         frame = None
         try:
             frame = self._frames.read(self._connection)
-        except (OSError, EvenerError) as e:
+        except Exception as e:  # no memory for it, say: the porter goes on, and who waits is told
             error = e
         with self._changed:
             self._error = error

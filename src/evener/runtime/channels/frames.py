@@ -7,7 +7,6 @@ straight into the memory of its tensors. Padding is left out: a stream needs non
 import socket
 import struct
 from collections import deque
-from functools import cache
 
 import torch
 
@@ -18,12 +17,11 @@ _BUFFER_BYTES = 2**16
 
 
 class Frame:
-    """One message: its header, and tensors in host memory once all of it is there."""
+    """One message: its header, and tensors in host memory, pinned or not, once all of it is there."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Header, *, pin: bool) -> None:
         self.header = header
         specs = header.layout.specs
-        pin = _is_pinning_of_use()
         self.tensors = [torch.empty(s.num_bytes, dtype=torch.uint8, pin_memory=pin) for s in specs]
         self.num_bytes = header.layout.num_bytes
         views = zip(self.tensors, specs, strict=True)
@@ -39,13 +37,17 @@ class Frame:
 
 
 class Frames:
-    """Reads the messages of `source` from a socket, whatever parts they arrive in."""
+    """Reads the messages of `source` from a socket, whatever parts they arrive in.
+
+    `pins` is for messages that go on to an accelerator: pinning opens one in a process, be it a CPU's own.
+    """
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._start = self._end = 0
         self._frame: Frame | None = None
+        self.pins = False
         self.num_read = 0
 
     def read(self, connection: socket.socket) -> Frame | None:
@@ -83,7 +85,7 @@ class Frames:
             at = self._start + _LENGTH.size
             if there >= _LENGTH.size + header_bytes:
                 self._start = at + header_bytes
-                return Frame(unpack(bytes(self._buffer[at : self._start]), self._source))
+                return Frame(unpack(bytes(self._buffer[at : self._start]), self._source), pin=self.pins)
         self._buffer[:there] = self._buffer[self._start : self._end]  # room for the longest header behind it
         self._start, self._end = 0, there
         return None
@@ -104,11 +106,6 @@ def _advance(views: deque[memoryview], num: int) -> None:
             views[0] = views[0][num:]
             return
         num -= len(views.popleft())
-
-
-@cache
-def _is_pinning_of_use() -> bool:
-    return torch.accelerator.is_available()
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -167,6 +167,7 @@ class TcpReceiver:
     def take(self, key: str, device: torch.device) -> Message:
         way = self._transport
         way.stop.check()
+        self._frames.pins |= device.type != "cpu"
         frame = self._ahead.next(key, way.timeout_s, way.stop) if self._ahead else self._next(key)
         if frame.num_bytes > LARGE_BYTES and not self._ahead:
             assert self._socket is not None

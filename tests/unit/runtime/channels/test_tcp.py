@@ -18,6 +18,7 @@ from evener.runtime.channels.channel import JobChannel, open_channel
 from evener.runtime.channels.frames import Frame, Frames, beyond, framed
 from evener.runtime.channels.local import Hub
 from evener.runtime.channels.messages import layout_of, pack
+from evener.runtime.channels.stop import Stop
 from evener.runtime.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -280,3 +281,29 @@ def same(frame: Frame, tensors: tuple[torch.Tensor, ...]) -> bool:
 def test_what_is_left_of_a_message(num: int) -> None:
     views = [memoryview(b"ab"), memoryview(b""), memoryview(b"cdefg")]
     assert bytes(beyond(views, num)) == b"abcdefg"[num:]
+
+
+class Refusing:
+    """A stream whose next message finds no memory."""
+
+    def read(self, connection: socket.socket) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+
+class Idle:
+    """A porter that is told and carries nothing."""
+
+    def carry(self, load: ahead.Ahead) -> None:
+        return
+
+
+def test_a_message_for_which_there_is_no_memory_is_told_at_once() -> None:
+    """The thread that read it ended, for all peers, and who waited heard of a peer that sends nothing."""
+    stop = Stop()
+    here, there = socket.socketpair()
+    with here, there:
+        coming = ahead.Ahead("h/a", here, Refusing(), Idle())  # type: ignore[arg-type]
+        assert not coming.move()
+        with pytest.raises(RuntimeError, match="can't allocate"):
+            coming.next("k of step 0", 60.0, stop)
+    stop.close()
