@@ -20,7 +20,7 @@ def watching(
     """
     with ExitStack() as stack:
         if log_to:
-            stack.enter_context(Relay(folder, open_writers(log_to, Path(folder))))
+            stack.enter_context(Relay(folder, open_writers(log_to, Path(folder)), say=say or tell))
         if listen is not None:
             try:
                 from evener.serving.server import LiveServer

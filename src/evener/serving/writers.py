@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evener.core.records import StepRecord
+from evener.core.tell import tell
 from evener.core.threads import stand_back
+from evener.core.tracebacks import last_line
 from evener.errors import EnvironmentBrokenError, FileError, UsageError
 from evener.serving.follow import Follower
 
@@ -104,10 +106,19 @@ def open_writers(names: Sequence[str], folder: Path) -> list[Writer]:
 
 
 class Relay:
-    """Hands every new record of the run in the folder at `path` to `writers`; a context manager."""
+    """Hands every new record of the run in the folder at `path` to `writers`; a context manager.
 
-    def __init__(self, path: str | Path, writers: Sequence[Writer], look_s: float = LOOK_S) -> None:
-        self._follower, self._writers, self._look_s = Follower(path), writers, look_s
+    The first writer that fails ends it, which `say` is told: the run itself does not depend on it.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        writers: Sequence[Writer],
+        look_s: float = LOOK_S,
+        say: Callable[[str], None] = tell,
+    ) -> None:
+        self._follower, self._writers, self._look_s, self._say = Follower(path), writers, look_s, say
         self._end = threading.Event()
         self._seen = 0
         self._thread = threading.Thread(target=self._run, name="evener logs", daemon=True)
@@ -125,10 +136,13 @@ class Relay:
 
     def _run(self) -> None:
         stand_back()
-        while not self._end.wait(self._look_s):
-            self.pass_on()
-        while self.pass_on():
-            continue
+        try:
+            while not self._end.wait(self._look_s):
+                self.pass_on()
+            while self.pass_on():
+                continue
+        except Exception as e:  # a full disk, a log's server: the run goes on
+            self._say(f"nothing more is written to logs beside the run's own: {last_line(e)}")
 
     def pass_on(self) -> int:
         """Hand on what is new; how many records that were."""

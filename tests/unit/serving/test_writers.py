@@ -38,6 +38,21 @@ def test_every_record_is_handed_on_once_and_in_order(tmp_path) -> None:
     assert tuple(kept.records) == RECORDS and kept.closed
 
 
+def test_a_log_that_cannot_be_written_is_told_once_and_leaves_the_run_alone(tmp_path) -> None:
+    """The thread ended with a traceback that nobody asked for, and what came later was not in the log."""
+
+    class Full(Kept):
+        def add(self, record: StepRecord) -> None:
+            raise OSError(28, "No space left on device")
+
+    full, told = Full(), list[str]()
+    with Relay(run_folder(tmp_path / "run"), [full], look_s=60, say=told.append):
+        pass
+    assert full.closed
+    (said,) = told
+    assert said.startswith("nothing more is written") and "No space left" in said
+
+
 def test_what_is_written_of_a_step() -> None:
     named = scalars(record(3))
     assert named["loss"] == pytest.approx(5.2) and named["samples_per_s"] == pytest.approx(14 / 1.2)
