@@ -29,7 +29,7 @@ from tests.local.namespaces import Network, needs_root
 
 pytestmark = pytest.mark.timeout(120)
 
-SCRIPT = """
+DATA = """
 import time, torch, evener as ev
 from torch import nn
 
@@ -38,18 +38,22 @@ torch.manual_seed(0)
 class Data:
     def __init__(self):
         g = torch.Generator().manual_seed(1)
-        self.x = torch.randn(48, 5, generator=g).{dtype}()
+        self.x = INPUTS
         self.y = torch.randint(0, 3, (48,), generator=g)
     def __len__(self): return 48
     def __getitem__(self, i):
         time.sleep({pause_s})
         return self.x[i], self.y[i]
-
+"""
+SCRIPT = (
+    DATA.replace("INPUTS", "torch.randn(48, 5, generator=g).{dtype}()")
+    + """
 def recipe():
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).{dtype}()
     return ev.Recipe(model=model, dataset=Data(), loss=nn.CrossEntropyLoss(), global_batch=12,
                      optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
 """
+)
 NAMES = ("lab/a", "lab/b", "lab/c")
 
 

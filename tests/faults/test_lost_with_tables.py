@@ -21,22 +21,9 @@ from tests.local.device.test_job import fleet
 
 pytestmark = pytest.mark.timeout(120)
 
-SCRIPT = """
-import time, torch, evener as ev
-from torch import nn
-
-torch.manual_seed(0)
-
-class Data:
-    def __init__(self):
-        g = torch.Generator().manual_seed(1)
-        self.x = torch.randint(0, 40, (48, 3), generator=g)
-        self.y = torch.randint(0, 3, (48,), generator=g)
-    def __len__(self): return 48
-    def __getitem__(self, i):
-        time.sleep({pause_s})
-        return self.x[i], self.y[i]
-
+SCRIPT = (
+    plain.DATA.replace("INPUTS", "torch.randint(0, 40, (48, 3), generator=g)")
+    + """
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -49,6 +36,7 @@ def recipe():
     return ev.Recipe(model=Model().double(), dataset=Data(), loss=nn.CrossEntropyLoss(), global_batch=12,
                      optimizer=lambda p: torch.optim.Adam(p, lr=0.02), place={place})
 """
+)
 A, B, C = plain.NAMES
 PARTS = {"emb": {A: 5, B: 3}}
 
