@@ -19,11 +19,9 @@ from torch import nn
 
 from benchmarks.shape_models import FAMILIES, Loss, inputs_of, samples_for, valid
 from evener.core.fleet import Device, Fleet
-from evener.core.layers import find_layers
 from evener.core.order import epoch_order
-from evener.core.ownership import check_owners, holders_of
+from evener.core.ownership import WHOLE_BACKWARDS, holders_of
 from evener.core.plan import Held, Ownership, Pipeline, Plan, Share, Stage
-from evener.errors import PlanMismatchError
 from evener.runtime.cutting import legal_cuts
 from evener.runtime.ranks import Ranks
 from evener.session.layout.lay_out import lay_out
@@ -117,23 +115,42 @@ def _random_plan(rng: random.Random, pieces: Sequence[tuple[str, ...]], devices:
     return Plan(global_batch=total, pipelines=tuple(pipelines), schedule=rng.choice(SCHEDULES))
 
 
-def with_owners(instance: Instance, rng: random.Random) -> Instance:
-    """The instance with state of random layers in random parts of their holders, as its plan allows."""
-    holders = holders_of(instance.plan)
-    named = {x.name for x in find_layers(FAMILIES[instance.family].build())}
-    held: Held = rng.choice(("optimizer", "gradients"))
+def with_owners(instance: Instance, rng: random.Random, held: Held) -> Instance:
+    """The instance with state of random layers in random parts of their holders.
+
+    With "gradients" its plan is another one, in which every device has one stage.
+    """
+    plan = instance.plan
+    if held == "gradients":
+        plan = _of_one_stage_each(rng, pieces_of(instance.family), plan.devices)
     owners = []
-    for layer in sorted(named & holders.keys()):
-        parts = {d: rng.choice((0, 1, 2, 5)) for d in holders[layer]}
+    for layer, devices in holders_of(plan).items():
+        parts = {d: rng.choice((0, 1, 2, 5)) for d in devices}
         if any(parts.values()):
             owners.append(Ownership(layer=layer, parts=parts, held=held))
-    plan = msgspec.structs.replace(instance.plan, owners=tuple(owners))
-    try:
-        check_owners(plan, sorted(named))
-    except PlanMismatchError:
-        assert held == "gradients"
-        owners = [msgspec.structs.replace(o, held="optimizer") for o in owners]
-    return replace(instance, plan=msgspec.structs.replace(plan, owners=tuple(owners)))
+    size = plan.global_batch + rng.randint(1, max(1, plan.global_batch - 1))
+    return replace(instance, plan=msgspec.structs.replace(plan, owners=tuple(owners)), dataset_size=size)
+
+
+def _of_one_stage_each(rng: random.Random, pieces: Sequence[tuple[str, ...]], devices: Sequence[str]) -> Plan:
+    """A plan that cuts the model, in which no device has two stages; some stages are shared."""
+    names, pipelines = rng.sample(devices, len(devices)), []
+    second = rng.randint(1, len(names) - 1)
+    for own in (names[:second], names[second:]):
+        few = rng.randint(1, len(own))
+        groups = [own[i::few] for i in range(few)]
+        micro_batch = max(map(len, groups)) + rng.randint(0, 2)
+        cuts = sorted(rng.sample(range(1, len(pieces)), few - 1))
+        stages = []
+        for group, (low, high) in zip(groups, pairwise([0, *cuts, len(pieces)]), strict=True):
+            parts = zip(group, _parts(rng, micro_batch, len(group)), strict=True)
+            shares = tuple(Share(devices=(d,), samples=n) for d, n in parts)
+            layers = tuple(name for piece in pieces[low:high] for name in piece)
+            stages.append(Stage(layers=layers, shares=shares, recompute=rng.random() < 0.2))
+        samples = rng.randint(1, 4) * micro_batch - rng.randint(0, micro_batch - 1)
+        pipelines.append(Pipeline(samples=samples, micro_batch=micro_batch, stages=tuple(stages)))
+    total = sum(p.samples for p in pipelines)
+    return Plan(global_batch=total, pipelines=tuple(pipelines), schedule=rng.choice(WHOLE_BACKWARDS))
 
 
 def _parts(rng: random.Random, whole: int, count: int) -> list[int]:

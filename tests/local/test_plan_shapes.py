@@ -1,12 +1,13 @@
 """Random plans of every shape give a plain loop's gradients: a seeded part of benchmarks/plan_shapes.py."""
 
+import random
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.shape_instances import Instance, draw, error_of, features, plain, run_instances
-from evener.core.plan import Pipeline, Plan, Share, Stage
+from benchmarks.shape_instances import Instance, draw, error_of, features, plain, run_instances, with_owners
+from evener.core.plan import Held, Pipeline, Plan, Share, Stage
 from tests.local.pool import Pool
 
 PER_FAMILY = 4
@@ -29,6 +30,14 @@ def drawn(world_size: int, families: tuple[str, ...], seed: int = 7) -> list[Ins
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_every_plan_is_exact(pool: Pool, world_size: int) -> None:
     check(pool, world_size, drawn(world_size, NO_PACKAGE))
+
+
+@pytest.mark.parametrize(("world_size", "held"), [(3, "optimizer"), (4, "gradients")])
+def test_plans_whose_state_lies_in_random_parts_are_exact(pool: Pool, world_size: int, held: Held) -> None:
+    """A unit that is not sent back, or by one device too few, shows in the second step's gradient."""
+    rng = random.Random(world_size)
+    in_float64 = drawn(world_size, NO_PACKAGE, seed=11)[1::2]
+    check(pool, world_size, [with_owners(x, rng, held) for x in in_float64])
 
 
 def test_hugging_face_models_from_their_config_are_exact(pool: Pool) -> None:

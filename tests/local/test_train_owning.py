@@ -51,9 +51,35 @@ def plan(held: Held, parts: tuple[int, ...] = (5, 3, 2)) -> Plan:
     )
 
 
+def hybrid(held: Held, parts: tuple[int, ...] = (4, 1, 2, 3)) -> Plan:
+    """Two pipelines with cuts of their own: layers 0 and 1 are on a and c, 2 on a and d, 4 on b and d."""
+    layers, names = ("0", "1", "2", "3", "4"), (*NAMES, "here/d")
+    rows = ((7, 2, 3, names[:2]), (5, 5, 2, names[2:]))
+    return Plan(
+        global_batch=12,
+        schedule="1f1b",
+        pipelines=tuple(
+            Pipeline(
+                samples=samples,
+                micro_batch=size,
+                stages=tuple(
+                    Stage(layers=run, shares=(Share(devices=(name,), samples=size),))
+                    for name, run in zip(devices, (layers[:cut], layers[cut:]), strict=True)
+                ),
+            )
+            for samples, size, cut, devices in rows
+        ),
+        owners=tuple(
+            Ownership(layer=x, parts={n: p for n, p in zip(names, parts, strict=True) if n in of}, held=held)
+            for x, of in (("0", "here/a here/c"), ("2", "here/a here/d"), ("4", "here/b here/d"))
+        ),
+    )
+
+
 def asked(folder: Path, **more: Any) -> Request:
     (folder / "task.py").write_text(SCRIPT, encoding="utf-8")
-    devices = tuple(Device(name=n, kind="cpu", type="cpu", threads=1) for n in NAMES)
+    names = more["plan"].devices if "plan" in more else NAMES
+    devices = tuple(Device(name=n, kind="cpu", type="cpu", threads=1) for n in names)
     return Request(
         **{
             "script": str(folder / "task.py"),
@@ -65,32 +91,41 @@ def asked(folder: Path, **more: Any) -> Request:
     )
 
 
-@pytest.mark.parametrize("held", ["gradients", "parameters"])
-def test_a_plan_with_owners_is_exact(tmp_path: Path, held: Held) -> None:
-    found = verify(asked(tmp_path, plan=plan(held), steps=3))
+@pytest.mark.parametrize("given", [plan("gradients"), plan("parameters"), hybrid("gradients")])
+def test_a_plan_with_owners_is_exact(tmp_path: Path, given: Plan) -> None:
+    """Under AdamW and a clip norm."""
+    found = verify(asked(tmp_path, plan=given, steps=3))
     assert found is not None and found.exact
     assert found.gradient_error_float64 < 1e-12 and found.parameter_error_float64 < 1e-10
 
 
-def test_a_run_goes_on_with_other_owners_and_with_none(tmp_path: Path) -> None:
+ALONE = Fleet(devices=(Device(name="here/x", kind="cpu", type="cpu", threads=1),))
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        (plan("parameters"), {"stages": {"plan": hybrid("optimizer")}}),
+        (
+            hybrid("gradients"),
+            {"one stage": {"plan": plan("optimizer", (1, 0, 4))}, "none": {"fleet": ALONE}},
+        ),
+    ],
+)
+def test_a_run_goes_on_with_other_owners_and_with_none(
+    tmp_path: Path, first: Plan, others: dict[str, dict[str, Any]]
+) -> None:
     rule = rule_of("3", Keep(last=3, every=0))
-    whole = launch(asked(tmp_path, plan=plan("parameters"), steps=6, checkpoint=rule))
+    whole = launch(asked(tmp_path, plan=first, steps=6, checkpoint=rule))
     saved = tmp_path / "checkpoints" / "samples-000000000036"
     assert saved.is_dir() and "may join" in " ".join(whole.decisions)
-    ends = []
-    alone = Device(name="here/x", kind="cpu", type="cpu", threads=1)
-    ways: dict[str, dict[str, Any]] = {
-        "others": {"plan": plan("optimizer", (1, 0, 4))},
-        "none": {"fleet": Fleet(devices=(alone,))},
-    }
-    for name, more in ways.items():
+    want = load_file(tmp_path / PARAMETER_FILE)
+    for name, more in others.items():
         folder = tmp_path / name
         folder.mkdir()
         launch(asked(folder, steps=6, resume=str(saved), profile_s=1.0, **more))
-        ends.append(load_file(folder / PARAMETER_FILE))
+        end = load_file(folder / PARAMETER_FILE)
         assert [r.step for r in read_metrics(folder / "metrics.jsonl").records] == [3, 4, 5]
-    want = load_file(tmp_path / PARAMETER_FILE)
-    for end in ends:
         assert end.keys() == want.keys()
         assert all((end[n] - want[n]).abs().max() < 1e-6 for n in want)
 

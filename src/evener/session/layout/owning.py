@@ -14,7 +14,7 @@ from torch import nn
 
 from evener.core.fleet import Fleet
 from evener.core.layers import find_layers
-from evener.core.ownership import WORDS, check_owners, held_by
+from evener.core.ownership import WORDS, check_owners, held_by, holders_of
 from evener.core.plan import HELD, Held, Ownership, Pipeline, Plan, Share, Stage
 from evener.core.seams import Post, Wire
 from evener.core.words import counted
@@ -61,12 +61,12 @@ def with_owners(plan: Plan, request: Request, fleet: Fleet, model: nn.Module) ->
     if not any(parts.values()):
         raise UsageError("the parts of --parts are all 0", remedy="at least one device that holds something")
     plan = _with_holders(plan, [d for d, part in parts.items() if part])
-    owners = tuple(Ownership(layer=n, parts=parts, held=kept) for n in _layers_with_parameters(model))
+    owners = _owners(plan, _layers_with_parameters(model), parts, kept)
     packed = compressed_parts(plan.reductions)
     found = msgspec.structs.replace(
         plan,
         owners=owners,
-        schedule=ORDER,
+        schedule=ORDER if plan.is_data_parallel else plan.schedule,
         reductions=(),
         prediction=None,
         inexact=tuple(sentence for sentence in plan.inexact if sentence not in packed),
@@ -152,6 +152,31 @@ def _reason(plan: Plan, kept: Held, parts: Mapping[str, int], how: str) -> str:
     )
 
 
+def _owners(plan: Plan, layers: Sequence[str], parts: Mapping[str, int], kept: Held) -> tuple[Ownership, ...]:
+    """`parts` of each of `layers`; in a plan that cuts the model, of those that several devices hold.
+
+    Example: two pipelines cut alike on (a, b) and (c, d), parts 4, 3, 2, 1: 4:2 of the first layers, 3:1 of
+    the others.
+    """
+    if plan.is_data_parallel:
+        return tuple(Ownership(layer=n, parts=dict(parts), held=kept) for n in layers)
+    idle = [d for d, part in parts.items() if part and d not in plan.devices]
+    holders = {n: held for n, held in holders_of(plan).items() if n in layers and len(held) > 1}
+    found = {n: {d: parts.get(d, 0) for d in held} for n, held in holders.items()}
+    without = [n for n, own in found.items() if not any(own.values())]
+    if idle or without or not found:
+        raise UsageError(
+            f"the plan gives {', '.join(idle)} no layer, so no part of any state"
+            if idle
+            else f"the parts of all devices that hold {', '.join(without[:8])} are 0"
+            if without
+            else "the plan has no layer on several devices, so no state to be held in parts",
+            numbers=f"parts {':'.join(map(str, parts.values()))} of {', '.join(parts)}",
+            remedy="parts for devices that hold the same layers, or a plan in which several do",
+        )
+    return tuple(Ownership(layer=n, parts=found[n], held=kept) for n in layers if n in found)
+
+
 def _layers_with_parameters(model: nn.Module) -> list[str]:
     layers = find_layers(model)
     return [x.name for x in layers if any(True for _ in x.module.parameters(recurse=x.whole))]
@@ -160,7 +185,7 @@ def _layers_with_parameters(model: nn.Module) -> list[str]:
 def _with_holders(plan: Plan, owners: Sequence[str]) -> Plan:
     """`plan` with a pipeline of no samples for each owner that it left out: those hold state alone.
 
-    Plans of several stages stay as they are; whether their owners can be had is checked later.
+    Plans of several stages stay as they are: who holds no layer has no part there.
     """
     more = [d for d in owners if d in {x.device for x in plan.left_out}]
     layers = [stage.layers for _, _, stage in plan.numbered_stages()]

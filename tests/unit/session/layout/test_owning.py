@@ -179,3 +179,26 @@ def test_the_sentences_of_a_plan_are_of_the_parts_that_run():
     assert "9:9:9" not in found.why and found.inexact == ("seeds differ",)
     assert found.why.startswith("the optimiser's state in parts 5:3:0 as given, samples 2:2:2 as planned")
     assert found.prediction is None
+
+
+def test_parts_of_a_plan_of_stages_are_among_those_that_hold_a_layer():
+    """Two pipelines: layer 0 on lab/0 and lab/1, layer 2 on lab/0 and lab/2."""
+
+    def stage(device: str, *layers: str) -> Stage:
+        return Stage(layers=layers, shares=(Share(devices=(device,), samples=1),))
+
+    cut = Pipeline(samples=3, micro_batch=1, stages=(stage("lab/1", "0"), stage("lab/2", "1", "2")))
+    whole = replace(cut, stages=(stage("lab/0", "0", "1", "2"),))
+    given = Plan(global_batch=6, pipelines=(whole, cut), schedule="gpipe")
+    found = with_owners(given, request(given, state="gradients"), fleet(500, 300, 200), model())
+    assert {o.layer: o.parts for o in found.owners} == {
+        "0": {"lab/0": 500, "lab/1": 300},
+        "2": {"lab/0": 500, "lab/2": 200},
+    }
+    assert found.schedule == "gpipe"
+    with pytest.raises(UsageError, match="hold 0 are 0"):
+        asked = request(given, state="optimizer", parts={"lab/0": 0, "lab/1": 0, "lab/2": 1})
+        with_owners(given, asked, fleet(500, 300, 200), model())
+    alone = Plan(global_batch=6, pipelines=(two_stages(),))
+    with pytest.raises(UsageError, match="no layer on several devices"):
+        with_owners(alone, request(alone, state="optimizer"), fleet(500, 300, 200), model())
