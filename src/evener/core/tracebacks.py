@@ -11,6 +11,7 @@ _OTHERS = ("<", f"{Path(__file__).parents[1]}/", f"{sysconfig.get_path('stdlib')
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _FILE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _MOST = 400  # characters of a message that are shown
+_TORCHS = ("torch", "OutOfMemoryError")
 _FULL = ("can't allocate memory", "not enough memory", "out of memory")
 
 
@@ -72,11 +73,14 @@ def misplaced(error: BaseException, otherwise: str) -> str:
     )
 
 
-def tells_of_full_memory(error: BaseException) -> bool:
-    """Whether `error` says that memory is full; a CPU's allocator and drivers only raise RuntimeError.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory is full, of a device or of the host.
 
-    Example: RuntimeError("CUDA error: out of memory") does.
+    torch's own error is known by its name; a CPU's allocator and drivers only raise RuntimeError. Example:
+    RuntimeError("CUDA error: out of memory") does.
     """
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or any(
+        (t.__module__, t.__name__) == _TORCHS for t in type(error).__mro__
+    ):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _FULL)

@@ -13,10 +13,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from evener.core.layers import ROOT
-from evener.core.tracebacks import last_line, misplaced, raised_in
+from evener.core.tracebacks import is_out_of_memory, last_line, misplaced, raised_in
 from evener.errors import EvenerError, ModelError
 from evener.profiling.chain import Piece, storage_of
-from evener.profiling.memory import is_out_of_memory
 
 OUTSIDE = ""
 """The name under which what happens outside of every layer is kept: the loss, and code between layers."""

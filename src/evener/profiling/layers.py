@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from evener.core.figures import Figure
 from evener.core.profile import Timing
+from evener.core.tracebacks import is_out_of_memory
 from evener.core.words import counted, some
 from evener.errors import EvenerError
 from evener.profiling.chain import Piece
-from evener.profiling.memory import give_back, is_out_of_memory
+from evener.profiling.memory import give_back
 from evener.profiling.steps import Subject
 from evener.profiling.timing import Stopwatch, figure_of, is_steady
 

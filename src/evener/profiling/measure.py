@@ -10,11 +10,12 @@ from torch import nn
 from evener.core.layers import run_order
 from evener.core.profile import Layer, Profile
 from evener.core.seams import Driver
+from evener.core.tracebacks import is_out_of_memory
 from evener.errors import ModelError, UsageError
 from evener.profiling.anatomy import OUTSIDE, Anatomy, anatomy
 from evener.profiling.chain import Piece, chain_of, ties
 from evener.profiling.layers import time_layers, time_updates
-from evener.profiling.memory import give_back, is_out_of_memory, state_bytes
+from evener.profiling.memory import give_back, state_bytes
 from evener.profiling.peaks import counts_memory, layer_peaks, line_through, update_bytes, work_bytes
 from evener.profiling.steps import Beside, StepTimer, Subject, time_steps
 from evener.profiling.timing import Stopwatch

@@ -6,12 +6,6 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from evener.core.figures import Figure
-from evener.core.tracebacks import tells_of_full_memory
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that a device's memory is full."""
-    return isinstance(error, torch.OutOfMemoryError) or tells_of_full_memory(error)
 
 
 def give_back(device: torch.device) -> None:

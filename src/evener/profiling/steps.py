@@ -12,13 +12,12 @@ import torch
 from torch import nn
 
 from evener.core.profile import StepTiming
-from evener.core.tracebacks import last_line
+from evener.core.tracebacks import is_out_of_memory, last_line
 from evener.errors import DataError, EvenerError, ModelError
 from evener.profiling.anatomy import check_loss
 from evener.profiling.memory import (
     between,
     give_back,
-    is_out_of_memory,
     peak_since,
     room_on,
     start_peak,

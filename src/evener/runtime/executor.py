@@ -1,4 +1,6 @@
-"""Runs one device's row of the schedule, step after step. The state of a step in flight is in `step.py`.
+"""Runs one device's row of the schedule, step after step.
+
+A step in flight is in `step.py`, how it ends in `ending.py`.
 
     data parallel   0F0 0B0 0F1 0B1 … 0REDUCE_GRAD STEP
     pipeline        1RECV_F0 1F0 1SEND_F0 … 1RECV_B0 1B0 1SEND_B0 … 1REDUCE_GRAD STEP
@@ -156,7 +158,7 @@ class Executor:
         """Conclude the step in flight as the others did, without asking anybody."""
         run = self._run
         assert run is not None and run.is_summed and run.number == ballot.step
-        run.conclude(self.bench.tally.read(ballot.tally), ballot.square_norm)
+        run.ending.conclude(self.bench.tally.read(ballot.tally), ballot.square_norm)
         return self._concluded(run)
 
     def keep(self, range_of: RangeOf) -> tuple[Kept | None, str]:
@@ -169,7 +171,7 @@ class Executor:
             return None, ""
         if run.share.health != HEALTHY:
             return None, f"what {here} has would not count: it ran out of memory, or its loss is not finite"
-        if not run.is_computed or run.totals is not None:
+        if not run.is_computed or run.ending.totals is not None:
             return None, f"{here} was in the middle of a sample"
         gradients = self.holding.reducers.own_sums()
         if gradients is None:
@@ -204,9 +206,10 @@ class Executor:
         self.pause()
 
     def _concluded(self, run: Step) -> StepResult:
-        assert run.totals is not None and run.verdict is not None, "a row ends with STEP"
-        self._run, self._ballot = None, run.ballot
-        if run.verdict.do != "apply":  # a step counts in full or not at all
+        ending = run.ending
+        assert ending.totals is not None and ending.verdict is not None, "a row ends with STEP"
+        self._run, self._ballot = None, ending.ballot
+        if ending.verdict.do != "apply":  # a step counts in full or not at all
             self._restore_statistics()
         end = self.driver.now()
         self._began, self._seconds_before = end, run.seconds
@@ -214,9 +217,9 @@ class Executor:
             number=run.number,
             samples=run.total,
             step_s=end - run.start_s,
-            totals=run.totals,
-            verdict=run.verdict,
-            gradient_norm=run.gradient_norm,
+            totals=ending.totals,
+            verdict=ending.verdict,
+            gradient_norm=ending.gradient_norm,
             seconds=run.seconds,
         )
 
@@ -254,12 +257,17 @@ class Executor:
         return totals.seconds_before
 
     def close(self) -> None:
-        """Let go of the model's parameters, of every reduction on its way and of the channel."""
-        self.holding.reducers.close()
-        if self.holding.owned:
-            self.holding.owned.close()
-        for part in self.holding.parts.values():
-            if part.residing:
-                part.residing.close()
-        if self.holding.channel:
-            self.holding.channel.close()
+        """See `let_go`."""
+        let_go(self.holding)
+
+
+def let_go(holding: Holding) -> None:
+    """The model's parameters and layers are the user's own again; nothing is on its way to another device."""
+    holding.reducers.close()
+    if holding.owned:
+        holding.owned.close()
+    for part in holding.parts.values():
+        if part.residing:
+            part.residing.close()
+    if holding.channel:
+        holding.channel.close()

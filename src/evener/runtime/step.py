@@ -7,16 +7,14 @@ from typing import Any
 import torch
 
 from evener.core.actions import Action, in_words, parse_action
-from evener.core.membership import Ballot
 from evener.core.routes import Piece
-from evener.core.seams import Pending
+from evener.core.seams import Pending, Receiving
 from evener.core.trace import Cause
-from evener.core.tracebacks import last_line, misplaced, raised_in, tells_of_full_memory
-from evener.errors import DataError, EvenerError, ModelError, OutOfMemoryError, PlanMismatchError
-from evener.runtime.agreement import Verdict, judge
+from evener.core.tracebacks import is_out_of_memory, last_line, misplaced, raised_in
+from evener.errors import DataError, EvenerError, ModelError, PlanMismatchError
+from evener.runtime.ending import Ending
 from evener.runtime.holding import Bench, Portions
 from evener.runtime.kept import Kept
-from evener.runtime.outer.late import Late
 from evener.runtime.parts import Alive, Carry, Part, Slot, as_leaves, cut_samples, join_samples, sum_of
 from evener.runtime.problem import shapes_of
 from evener.runtime.scope import ScopeOf, no_scope
@@ -39,18 +37,14 @@ class Step:
     ) -> None:
         self.bench, self.number, self.portions, self.total = bench, number, portions, total
         self.driver, self.here = bench.driver, bench.ranks.here
-        self._on_host = bench.holding.homes.on_host
         self.routed = bench.routed.of(portions)
         self._fetch_batch, self._scope_of = fetch, scope_of
         self.divisor = total  # of a mean over samples
         self.start_s = 0.0
         self.seconds: dict[str, float] = {}
         self.share = Share(learning_rate=bench.optimizer.param_groups[0]["lr"])
-        self.totals: Totals | None = None
-        self.verdict: Verdict | None = None
-        self.ballot: Ballot | None = None
-        self.is_computed = self.is_summed = self._is_divided = False
-        self.gradient_norm: float | None = None
+        self.ending = Ending(bench, number, self._spent)
+        self.is_computed = self.is_summed = False
         self._losses: list[tuple[torch.Tensor, float]] = []
         self._alive: dict[Key, Alive] = {}
         self._mail: dict[tuple[str, Key], list[tuple[int, Carry]]] = {}
@@ -144,20 +138,20 @@ class Step:
             self.share.weight += alive.weight
         if not part.is_first:
             alive.pieces = self._collected("F", key)
-        carry = join_samples(alive.pieces, part.takes, lambda copies: copies[0]) if alive.pieces else ()
-        counts = bool(carry) or part.is_first
+        counts = part.is_first or (bool(alive.pieces) and all(alive.pieces))
         if part.is_last and not alive.weight:
             counts = counts and alive.only_in_wave
         if self.share.health != HEALTHY or not counts:
             alive.scope.pass_by("forward")
             self._pass_on("F", key, (), ())  # nothing counts, and a mean over nothing would be NaN
             return
-        alive.shapes = (shapes_of(batch), shapes_of(carry), torch.is_grad_enabled())
+        alive.shapes = (shapes_of(batch), shapes_of(alive.pieces), torch.is_grad_enabled())
         ahead = self.bench.holding.ahead
         if ahead is not None:
             self._await_rows(lambda: ahead.arrive(batch))
 
         def forward() -> dict:
+            carry = join_samples(alive.pieces, part.takes, lambda copies: copies[0]) if alive.pieces else ()
             metrics = part.forward(alive, batch, carry)
             if ahead is not None:
                 ahead.look()
@@ -197,8 +191,8 @@ class Step:
     def _backward(self, action: str, part: Part, key: Key, *, whole: bool) -> None:
         """A whole backward, or its first part: what came in gets its gradients."""
         alive = self._alive.pop(key) if whole else self._alive[key]
-        gradients = () if part.is_last else self._gradients(part, alive, key)
-        counts = alive.loss is not None if part.is_last else bool(alive.outputs and gradients)
+        came = [] if part.is_last else self._collected("B", key)
+        counts = alive.loss is not None if part.is_last else bool(alive.outputs) and any(came)
         last = whole and self._is_last(part)
         if self.share.health != HEALTHY or not counts:
             alive.scope.pass_by("backward")
@@ -214,7 +208,7 @@ class Step:
         work = self._guarded(
             action,
             part,
-            lambda: run(alive, seed, gradients),
+            lambda: run(alive, seed, self._joined(part, alive, key, came)),
             (alive.shapes, last),
             f"backward{part.of_stage}",
         )
@@ -242,12 +236,13 @@ class Step:
         self._done[part.stage] += 1
         return self._done[part.stage] == self.portions.num_backwards(part.stage, self.here)
 
-    def _gradients(self, part: Part, alive: Alive, key: Key) -> Carry:
-        """What came back for this micro-batch; zeros for samples that do not count, if others do."""
-        came = self._collected("B", key)
+    def _joined(self, part: Part, alive: Alive, key: Key, came: list[Carry]) -> Carry:
+        """What came back for this micro-batch as one; zeros for samples that do not count, if others do."""
+        if not came:
+            return ()
         needed = [(s, t) for s, t in zip(part.gives, alive.outputs, strict=False) if t.requires_grad]
         slots, outputs = [s for s, _ in needed], tuple(t for _, t in needed)
-        if any(came) and not all(came):
+        if not all(came):
             sizes = tuple(p.samples for p in self.routed.given("F", key))
             cuts = cut_samples(outputs, slots, sizes)
             came = [c or tuple(map(torch.zeros_like, cut)) for c, cut in zip(came, cuts, strict=True)]
@@ -270,9 +265,7 @@ class Step:
                 )
                 failed.at = (done.stage or 0, done.micro_batch or 0)
                 raise failed from e
-            self.share.health = OUT_OF_MEMORY
-            for alive in self._alive.values():
-                alive.loss, alive.pieces, alive.outputs = None, [], ()
+            self._ran_out()
             result = None
         end = self.driver.now()
         came = max(end - part.exposed_s(), before)
@@ -280,6 +273,12 @@ class Step:
         if came < end:
             self._spent(action, "transfer", came, end)
         return result
+
+    def _ran_out(self) -> None:
+        """Memory ran out, which all will be told; what is alive makes room."""
+        self.share.health = OUT_OF_MEMORY
+        for alive in self._alive.values():
+            alive.loss, alive.pieces, alive.outputs = None, [], ()
 
     def _module_of(self, error: Exception) -> str:
         held = [getattr(part.module, "held", part.module) for part in self.bench.holding.parts.values()]
@@ -336,12 +335,22 @@ class Step:
             if p.source != self.here
         ]
         box = self._mail.setdefault((direction, key), [])
-        box += [(i, receiving.wait()) for i, receiving in expected]
+        box += [(i, self._arrived(receiving)) for i, receiving in expected]
         after = self.driver.now()
         made_s = max((r.sent_s for _, r in expected if r.sent_s is not None), default=after)
         made_s = min(max(made_s, before), after)
         self._spent(action, "wait", before, made_s)
         self._spent(action, "transfer", made_s, after)
+
+    def _arrived(self, receiving: Receiving) -> Carry:
+        """What was awaited; nothing where there is no room for it, a vote as anywhere else."""
+        try:
+            return receiving.wait()
+        except Exception as e:
+            if isinstance(e, EvenerError) or not is_out_of_memory(e):
+                raise
+            self._ran_out()
+            return ()
 
     def _key(self, direction: str, source: Key) -> str:
         return f"{source[0]}SEND_{direction}{source[1]} of step {self.number}"
@@ -391,107 +400,4 @@ class Step:
         self._spent("REDUCE_GRAD", "wait", launched, launched + waited)
         for action, begin, end in self.bench.holding.sums_between(launched + waited, done):
             self._spent(action, "reduce", begin, end)
-        self.conclude(totals, None)
-
-    def conclude(self, totals: Totals, square_norm: float | None) -> None:
-        """All devices judge alike, and the optimiser moves or does not.
-
-        `square_norm` of all gradients is given where another device has it and this one could not ask all.
-        """
-        self.totals = totals
-        scale = self.bench.loss_scale.value if self.bench.loss_scale else 1.0
-        weight = totals.weight or self._arrived()
-        self.verdict = judge(totals.health, on_non_finite=self.bench.settings.on_non_finite, weight=weight)
-        late = self._late
-        if self.verdict.do == "apply":
-            square_norm = self._hand_out(totals, square_norm)
-        elif late and self.verdict.do == "skip":
-            late.pass_by(torch.tensor(totals.values, dtype=torch.float64))
-        self.ballot = Ballot(step=self.number, tally=totals.values, square_norm=square_norm)
-        before = self.driver.now()
-        self.driver.run("STEP", self._move, signature=(self.verdict.do,))
-        self._spent("STEP", "optimizer", before)
-        scaled = self.bench.loss_scale.value / scale if self.bench.loss_scale else 1.0
-        self.bench.holding.settle(counts=self.verdict.do == "apply", factor=scaled)
-
-    @property
-    def _late(self) -> Late | None:
-        circle = self.bench.holding.circle
-        return circle.late if circle else None
-
-    def _arrived(self) -> float:
-        """The weight of what other circles sent in the step before, once it is here."""
-        return self._late.arrive() if self._late else 0.0
-
-    def _mixed(self, late: Late, totals: Totals) -> bool:
-        """Other circles' gradients of the step before come in, and this one's go out; False if not finite."""
-        views = self.bench.holding.reducers.sums_of(late.parameters)
-        had = [p.grad is not None for p in late.parameters]
-        numbers, before = torch.tensor(totals.values, dtype=torch.float64), self.driver.now()
-        found = late.mix(views, had, totals.weight, numbers)
-        self._spent("REDUCE_GRAD", "reduce", before)
-        if found is None:
-            return False
-        for p, view, has in zip(late.parameters, views, found, strict=True):
-            p.grad = view if has else None
-        return True
-
-    def _hand_out(self, totals: Totals, square_norm: float | None) -> float | None:
-        """Gradients become those of the mean over the global batch; the norm may still say no."""
-        bench, reducers = self.bench, self.bench.holding.reducers
-        scale = bench.loss_scale.value if bench.loss_scale else 1.0
-        if not self._is_divided:
-            self._is_divided = True
-            by = scale if bench.problem.weight is None else scale * (totals.weight or 1.0)
-            self._on_host(lambda: reducers.finish(by))
-        if self._late and not self._mixed(self._late, totals):
-            self.verdict = Verdict(bench.settings.on_non_finite, "the summed gradient is NaN or infinite")
-            return None
-        # A NaN that was compressed comes out of other places as well: such a step must not count.
-        if bench.settings.max_norm is None and bench.loss_scale is None and not bench.holding.loses:
-            return None
-        if square_norm is None:
-            square = torch.tensor([self._on_host(reducers.square_norm)], dtype=torch.float64)
-            if not reducers.everywhere:
-                bench.holding.wire.all_reduce(square, f"step {self.number}, norm").wait()
-            square_norm = float(square)
-        self.gradient_norm = square_norm**0.5
-        finite = math.isfinite(self.gradient_norm)
-        if bench.loss_scale:
-            bench.loss_scale.update(finite=finite)
-            if not finite:
-                reason = f"the gradient overflowed float16; the loss scale is now {bench.loss_scale.value:g}"
-                self.verdict = Verdict("skip", reason)
-        elif not finite:
-            self.verdict = Verdict(bench.settings.on_non_finite, "the summed gradient is NaN or infinite")
-        return square_norm
-
-    def _move(self) -> None:
-        bench, reducers = self.bench, self.bench.holding.reducers
-        assert self.verdict is not None
-        if self.verdict.do == "apply":
-            most = bench.settings.max_norm
-            if most is not None and self.gradient_norm is not None and self.gradient_norm > most:
-                by = most / (self.gradient_norm + 1e-6)
-                self._on_host(lambda: reducers.multiply(by))
-            try:
-                reducers.hand_over()
-                self._on_host(bench.optimizer.step)
-            except EvenerError:
-                raise  # of a table that moves with it: a full disk, say
-            except Exception as e:
-                if is_out_of_memory(e):
-                    raise OutOfMemoryError(
-                        f"{self.here} ran out of memory in the optimiser's step: {last_line(e)}",
-                        numbers=f"step {self.number}",
-                        remedy="fewer layers on it, or an optimiser with less state or foreach=False",
-                    ) from e
-                raise ModelError(
-                    f"the optimiser failed on {self.here}: {last_line(e)}", numbers=f"step {self.number}"
-                ) from e
-        reducers.discard()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that a device's memory is full."""
-    return isinstance(error, torch.OutOfMemoryError) or tells_of_full_memory(error)
+        self.ending.conclude(totals, None)

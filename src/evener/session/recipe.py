@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import nn
 
-from evener.core.tracebacks import said, tells_of_full_memory
+from evener.core.tracebacks import is_out_of_memory, said
 from evener.errors import EvenerError, FileError, ModelError, UsageError
 from evener.runtime.dropout import KeyedDropout, replace_dropout
 from evener.runtime.problem import Inputs, Problem, default_inputs, loss_on_cpu
@@ -226,7 +226,7 @@ def load_recipe(script: str | Path, seed: int) -> Recipe:
         ) from e
     except Exception as e:
         line = _line_in(path, e)
-        remedy = _TOO_LARGE if tells_of_full_memory(e) else "run the script alone"
+        remedy = _TOO_LARGE if is_out_of_memory(e) else "run the script alone"
         raise ModelError(f"{path}{line} raised {said(e)}", remedy=remedy) from e
     if not isinstance(made, Recipe):
         raise UsageError(f"recipe() of {path} returned a {type(made).__name__}", remedy="return ev.Recipe(…)")

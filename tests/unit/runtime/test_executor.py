@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from evener.core.actions import Action, parse_action
+from evener.core.tracebacks import is_out_of_memory
 from evener.errors import DataError, ModelError, PeerLostError
 from evener.runtime.executor import Executor, StepResult
 from evener.runtime.holding import Alone, Settings, whole_model
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
-from evener.runtime.step import is_out_of_memory
 from evener.runtime.wire import SoloWire
 from tests.fakes import ScriptedDriver, ThreadedWire, together
 

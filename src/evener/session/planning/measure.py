@@ -17,9 +17,10 @@ from evener.core.figures import Curve
 from evener.core.fleet import REHEARSED, Fleet, Link
 from evener.core.profile import Profile
 from evener.core.seams import Wire
+from evener.core.tracebacks import is_out_of_memory
 from evener.errors import OutOfMemoryError
 from evener.profiling import merge_profiles, profile_model
-from evener.profiling.memory import give_back, is_out_of_memory, start_peak
+from evener.profiling.memory import give_back, start_peak
 from evener.rehearsal.pacer import Roomy
 from evener.runtime.dropout import dropout_keys
 from evener.runtime.problem import to_device
