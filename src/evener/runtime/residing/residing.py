@@ -12,6 +12,7 @@ their place; its backward finds them again through what was saved for it.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,7 +85,13 @@ class Residing:
             p.register_hook(_Outside(name)) for name, p in module.named_parameters() if p.requires_grad
         ]
         for number, unit in enumerate(self._units):
-            unit.module.forward = _Visit(self, number, unit.module.forward)  # type: ignore[method-assign]
+            before = unit.module.__dict__.get("forward")  # which a user may have put there
+            if isinstance(
+                before, _Visit
+            ):  # of one that nobody closed: a device was lost before its first step
+                before = before.before
+            plain = before or partial(type(unit.module).forward, unit.module)
+            unit.module.forward = _Visit(self, number, plain, before)  # type: ignore[method-assign]
 
     def has(self, parameter: nn.Parameter) -> bool:
         """Whether `parameter` is one of this stage's."""
@@ -140,7 +147,9 @@ class Residing:
     def close(self) -> None:
         """The layers are the user's own again, and the device's memory is free."""
         for unit in self._units:
-            del unit.module.forward
+            visit = unit.module.__dict__.pop("forward")
+            if visit.before is not None:
+                unit.module.forward = visit.before
         for guard in self._guards:
             guard.remove()
         for piece in self.pieces:
@@ -240,10 +249,12 @@ class _Outside:
 
 
 class _Visit:
-    """A layer's forward while its parameters live elsewhere."""
+    """A layer's forward while its parameters live elsewhere; `before` is what stood in its place, or None."""
 
-    def __init__(self, residing: Residing, number: int, forward: Callable[..., Any]) -> None:
-        self._residing, self._number, self._forward = residing, number, forward
+    def __init__(
+        self, residing: Residing, number: int, forward: Callable[..., Any], before: Callable[..., Any] | None
+    ) -> None:
+        self._residing, self._number, self._forward, self.before = residing, number, forward, before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._residing.call(self._number, self._forward, *args, **kwargs)

@@ -10,6 +10,7 @@ import torch
 from evener.core.figures import Value
 from evener.core.tell import tell
 from evener.policy.settle import moves
+from evener.runtime.executor import let_go
 from evener.runtime.ranks import PATIENCE, Ranks
 from evener.runtime.replicas import spread_state
 from evener.session.checkpoints.resume import RESUME, Chosen, take_up
@@ -49,56 +50,12 @@ def form(member: Member, generation: Generation) -> None:
 
     Raises PeerLostError when one of them is lost meanwhile: what this device had is then as good as before.
     """
-    request, site, here = member.request, member.site, member.here
-    turn, room, used, number = generation.turn, generation.room, generation.used, generation.number
+    request, here = member.request, member.here
+    turn, used, number = generation.turn, generation.used, generation.number
     if member.pulse:
         member.pulse.watch(number, [d for d in turn.members if d != here], generation.wake)
     if here in used:
-        ranks = Ranks(used, here)
-        room.rank, room.world_size = ranks.rank, ranks.world_size
-        if len(used) > 1:
-            patience = PATIENCE if number == 1 else REGROUP_TIMEOUT
-            room.join_group(ranks.rank, len(used), backend_of(turn.fleet, used), patience)
-            if number == 1:
-                check_alike(member.recipe.model, ranks, room)
-                spread_state(member.recipe.model)
-        sizes = step_sizes(len(member.recipe.dataset), turn.plan.global_batch)
-        profile = member.profile if turn.plan.schedule == "unequal" else None
-        made = agreed_schedules(turn.plan, sizes, turn.fleet, profile, room)
-        seat = Seat(
-            recipe=member.recipe,
-            plan=turn.plan,
-            ranks=ranks,
-            site=site,
-            fleet=turn.fleet,
-            meeting=room,
-            rehearse=request.rehearse,
-            seed=request.seed,
-            goes_on=number > 1,
-        )
-        layout = lay_out(seat)
-        steps = Steps(seat, layout, made)
-        steps.decisions = member.decisions
-        if ranks.rank == 0 and layout.holding.grouped and not request.rehearse:
-            compress = request.compress or tuple(member.recipe.compress)
-            steps.link_watch = link_watch(turn.fleet, layout.holding.grouped, layout.parameters, compress)
-        for note in dict.fromkeys(wire.note for wire in layout.holding.grouped if wire.note):
-            tell(note)
-            member.decisions.append(note)
-        if request.profile_step is not None:
-            steps.profiler = StepProfiler(request.profile_step, here, site.torch_device)
-        steps.number, steps.samples_seen = turn.step, turn.samples_seen
-        pulse = member.pulse
-        if pulse and len(used) > 1:
-            steps.keeping = Keeping(layout, turn.plan, site, turn.fleet, lambda: pulse.alarm)
-        own = member.belongings
-        steps.unfinished, own.kept = unfinished(turn.rest, own.kept, here, layout), None
-        if steps.loss_scale and turn.loss_scale:
-            steps.loss_scale.restore(turn.loss_scale)
-        generation.steps, generation.held = steps, held_tensors(steps)
-        generation.open(layout.holding.channel)
-        if ranks.rank == 0:
-            room.put("wanted", Wanted(holders=holders_of(steps)))
+        _take_seat(member, generation)
     if number > 1:
         _settle_in(member, generation)
     if generation.steps is not None:
@@ -114,6 +71,61 @@ def form(member: Member, generation: Generation) -> None:
     if member.pulse:
         member.pulse.patience_s = SILENT_S
         member.pulse.ignore(turn.leaves)
+
+
+def _take_seat(member: Member, generation: Generation) -> None:
+    """Join the group of the devices with a part in the plan, lay it out, and make the steps."""
+    request, site, here = member.request, member.site, member.here
+    turn, room, used, number = generation.turn, generation.room, generation.used, generation.number
+    ranks = Ranks(used, here)
+    room.rank, room.world_size = ranks.rank, ranks.world_size
+    if len(used) > 1:
+        patience = PATIENCE if number == 1 else REGROUP_TIMEOUT
+        room.join_group(ranks.rank, len(used), backend_of(turn.fleet, used), patience)
+        if number == 1:
+            check_alike(member.recipe.model, ranks, room)
+            spread_state(member.recipe.model)
+    sizes = step_sizes(len(member.recipe.dataset), turn.plan.global_batch)
+    profile = member.profile if turn.plan.schedule == "unequal" else None
+    made = agreed_schedules(turn.plan, sizes, turn.fleet, profile, room)
+    seat = Seat(
+        recipe=member.recipe,
+        plan=turn.plan,
+        ranks=ranks,
+        site=site,
+        fleet=turn.fleet,
+        meeting=room,
+        rehearse=request.rehearse,
+        seed=request.seed,
+        goes_on=number > 1,
+    )
+    layout = lay_out(seat)
+    try:
+        steps = Steps(seat, layout, made)
+    except BaseException:  # a device was lost: what was hung on the model must not meet the next generation
+        let_go(layout.holding)
+        raise
+    steps.decisions = member.decisions
+    if ranks.rank == 0 and layout.holding.grouped and not request.rehearse:
+        compress = request.compress or tuple(member.recipe.compress)
+        steps.link_watch = link_watch(turn.fleet, layout.holding.grouped, layout.parameters, compress)
+    for note in dict.fromkeys(wire.note for wire in layout.holding.grouped if wire.note):
+        tell(note)
+        member.decisions.append(note)
+    if request.profile_step is not None:
+        steps.profiler = StepProfiler(request.profile_step, here, site.torch_device)
+    steps.number, steps.samples_seen = turn.step, turn.samples_seen
+    pulse = member.pulse
+    if pulse and len(used) > 1:
+        steps.keeping = Keeping(layout, turn.plan, site, turn.fleet, lambda: pulse.alarm)
+    own = member.belongings
+    steps.unfinished, own.kept = unfinished(turn.rest, own.kept, here, layout), None
+    if steps.loss_scale and turn.loss_scale:
+        steps.loss_scale.restore(turn.loss_scale)
+    generation.steps, generation.held = steps, held_tensors(steps)
+    generation.open(layout.holding.channel)
+    if ranks.rank == 0:
+        room.put("wanted", Wanted(holders=holders_of(steps)))
 
 
 def _settle_in(member: Member, generation: Generation) -> None:

@@ -113,9 +113,10 @@ def hosted(
     recompute: bool = False,
     order: str = "0F0 0B0 0F1 0B1 0REDUCE_GRAD STEP",
     device: torch.device = CPU,
+    model: Net | None = None,
 ) -> tuple[Net, Gradients, Executor]:
     """The steps with the parameters at home on the host."""
-    model = net()
+    model = model or net()
     layers = [model.get_submodule(name) for name in LAYERS]
     residing = Residing(model, layers, device, stay=stay, recompute=recompute)
     problem = Problem(loss=loss_of, inputs=default_inputs, reduction="sum")
@@ -229,3 +230,31 @@ def test_values_that_somebody_else_writes_come_to_the_device():
     even = SIZES[0] * torch.tensor(float(WORDS)).log()
     assert totals.loss_sum == pytest.approx(float(even))
     ex.close()
+
+
+def test_one_that_nobody_closed_is_in_nobodys_way():
+    """A device was lost while stages were laid out: the next generation trained the guests of the first."""
+    left = net()
+    Residing(left, [left.get_submodule(name) for name in LAYERS], CPU, stay=False)
+    ours, gradients, executor = hosted(2, None, stay=False, model=left)
+    model, want = plain(2, None)
+    assert distance(gradients, want) < 1e-12
+    assert distance(list(ours.parameters()), list(model.parameters())) < 1e-12
+    executor.close()
+    assert "forward" not in left.blocks[0].__dict__
+
+
+def test_a_forward_that_was_put_on_a_layer_is_run_and_put_back():
+    model = net()
+    layer, calls = model.blocks[0], []
+    own = layer.forward
+
+    def mine(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return own(x)
+
+    layer.forward = mine
+    _, _, executor = hosted(1, None, stay=True, model=model)
+    assert calls == list(SIZES)
+    executor.close()
+    assert layer.forward is mine
