@@ -59,7 +59,7 @@ def open_apart(seat: Seat) -> Apart | None:
     fewer = plan.fewer
     if fewer is None or not fewer.parts_hosts:
         return None
-    exchange = exchange_of(plan.reductions, plan.devices)
+    exchange = exchange_of(plan.reductions, seat.ranks.devices)
     assert exchange is not None, "checked before"
     own = exchange.group_of(here)
     groups = {g: seat.new_group(g) for g in exchange.groups if len(g) > 1}

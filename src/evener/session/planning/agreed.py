@@ -96,29 +96,7 @@ def agreed_plan(
         sizes = (request.micro_batch,) if request.micro_batch else micro_batch_grid(recipe.global_batch)
         profile = profile_together(recipe, site, meeting, request, sizes)
     if len(fleet.devices) > 1 and not fleet.links:
-        everyone = tuple(d.name for d in fleet.devices)
-        room = meeting.within("measuring links")
-        room.join_group(meeting.rank, meeting.world_size, backend_of(fleet, everyone))
-
-        def wire_among(names: tuple[str, ...]) -> Wire:
-            group = None
-            if names != everyone:
-                group = room.new_group([everyone.index(n) for n in names], backend_of(fleet, names))
-            return site.wire(request.fleet, names, rehearse=False, group=group)
-
-        here, wire = site.device.name, site.wire(fleet, everyone, rehearse=False)
-        fleet = measured_links(fleet, here, wire, wire_among, site.torch_device)
-        trials = _agreed_trials(request, room, fleet, recipe) if request.sums != "ring" else None
-        if trials and trials.ways:
-
-            def new_group(devices: Sequence[str], backend: str) -> dist.ProcessGroup:
-                return room.new_group([everyone.index(d) for d in devices], backend)
-
-            def around(grouped: GroupedWire) -> Wire:
-                return site.around(grouped, fleet, everyone, rehearse=False)
-
-            fleet = with_tried_sums(fleet, trials, here, wire, new_group, around, site.torch_device)
-        room.leave_group()
+        fleet = _with_links(request, meeting, recipe, site)
     if meeting.rank:
         return fleet, meeting.get("plan", Plan), None
     assert profile is not None
@@ -133,6 +111,32 @@ def agreed_plan(
     meeting.put("profile", profile)
     meeting.put("plan", plan)
     return fleet, plan, profile
+
+
+def _with_links(request: Request, meeting: Meeting, recipe: Recipe, site: Site) -> Fleet:
+    """The fleet with the links between its devices, and sums tried on them; measured by all together."""
+    fleet, here = request.fleet, site.device.name
+    everyone = tuple(d.name for d in fleet.devices)
+    room = meeting.within("measuring links")
+    room.join_group(meeting.rank, meeting.world_size, backend_of(fleet, everyone))
+
+    def new_group(devices: Sequence[str], backend: str) -> dist.ProcessGroup:
+        return room.new_group([everyone.index(d) for d in devices], backend)
+
+    def wire_among(names: tuple[str, ...]) -> Wire:
+        group = new_group(names, backend_of(fleet, names)) if names != everyone else None
+        return site.wire(fleet, names, rehearse=False, group=group)
+
+    def around(grouped: GroupedWire) -> Wire:
+        return site.around(grouped, fleet, everyone, rehearse=False)
+
+    wire = wire_among(everyone)
+    fleet = measured_links(fleet, here, wire, wire_among, site.torch_device)
+    trials = _agreed_trials(request, room, fleet, recipe) if request.sums != "ring" else None
+    if trials and trials.ways:
+        fleet = with_tried_sums(fleet, trials, here, wire, new_group, around, site.torch_device)
+    room.leave_group()
+    return fleet
 
 
 def _agreed_trials(request: Request, room: Meeting, fleet: Fleet, recipe: Recipe) -> Trials:
