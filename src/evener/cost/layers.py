@@ -16,8 +16,9 @@ FAR = 2
 class LayerCost:
     """Seconds by layer of one kind at one tensor-parallel degree, in chain order.
 
-    Between measured sizes straight lines, below the smallest its seconds hold. `scale` (by size) makes the
-    layers add up to the whole-model step where both were measured; it is 1 elsewhere.
+    Between measured sizes straight lines, below the smallest its seconds hold. A size never costs a layer
+    less than a smaller one: where the measurement says so, the smaller one's seconds are used. Where the
+    whole model's step was measured too, the layers add up to it.
     Example: 1 ms at size 2 and 3 ms at size 4 give 2 ms at size 3.
     """
 
@@ -54,7 +55,7 @@ def _at(sizes: np.ndarray, table: np.ndarray, size: int) -> np.ndarray:
         return table[0] * max(1.0, size / sizes[0])
     i = min(int(np.searchsorted(sizes, size)), len(sizes) - 1)
     part = (size - sizes[i - 1]) / (sizes[i] - sizes[i - 1])
-    return np.maximum(table[i - 1] + part * (table[i] - table[i - 1]), table[i - 1])
+    return table[i - 1] + part * (table[i] - table[i - 1])
 
 
 def layer_cost(profile: Profile, kind: str, *, tensor_parallel: int = 1, side: int = 0) -> LayerCost:
@@ -70,16 +71,17 @@ def layer_cost(profile: Profile, kind: str, *, tensor_parallel: int = 1, side: i
     update: dict[str, float] = {}
     for t in rows:
         if t.fits and (t.forward_s or t.layer in never_run) and (refused is None or t.micro_batch < refused):
-            both = (_edge(t.forward_s, side), _edge(t.backward_s, side))
+            both = (edge(t.forward_s, side), edge(t.backward_s, side))
             by_size.setdefault(t.micro_batch, {})[t.layer] = both
         if t.update_s:
-            update[t.layer] = max(update.get(t.layer, 0.0), _edge(t.update_s, side))
+            update[t.layer] = max(update.get(t.layer, 0.0), edge(t.update_s, side))
     complete = [b for b in sorted(by_size) if len(by_size[b]) == len(profile.layers)]
     if not complete:
         raise _incomplete(profile, kind, tensor_parallel, by_size, refused)
     table = np.array([[by_size[b][x.name] for x in profile.layers] for b in complete])
     if tensor_parallel == 1:
         table *= _scale(profile, kind, complete, table, side)[:, None, None]
+    table = np.maximum.accumulate(table, axis=0)
     return LayerCost(
         kind=kind,
         sizes=np.array(complete),
@@ -90,14 +92,15 @@ def layer_cost(profile: Profile, kind: str, *, tensor_parallel: int = 1, side: i
     )
 
 
-def _edge(figure: Figure | None, side: int) -> float:
+def edge(figure: Figure | None, side: int) -> float:
+    """A figure as it is (0) or at an edge of its spread (-1, 1); 0 for none. Example: 10 ± 20 % at 1: 12."""
     return 0.0 if figure is None else figure.value * (1 + side * min(figure.spread, 0.9))
 
 
 def _scale(profile: Profile, kind: str, sizes: list[int], table: np.ndarray, side: int) -> np.ndarray:
     """Whole-model step over the sum of the layers, by size: what timing layers one by one adds or misses."""
     whole = {
-        s.micro_batch: _edge(s.forward_s, side) + _edge(s.backward_s, side)
+        s.micro_batch: edge(s.forward_s, side) + edge(s.backward_s, side)
         for s in profile.steps
         if s.kind == kind and s.fits and s.forward_s and s.backward_s
     }

@@ -8,7 +8,7 @@ import numpy as np
 
 from evener.core.figures import Figure
 from evener.core.profile import Profile, StepTiming
-from evener.cost.layers import layer_cost
+from evener.cost.layers import edge, layer_cost
 from evener.cost.memory import model_bytes, stage_memory
 from evener.errors import OutOfRangeError, UnknownNameError
 
@@ -83,8 +83,8 @@ def step_cost(profile: Profile, kind: str, side: int = 0) -> StepCost:
             remedy="a profile with a smaller micro-batch, or a fleet without this kind",
         )
 
-    def table(get: Callable[[StepTiming], Figure | None], edge: int = side) -> np.ndarray:
-        return _by_size([r.micro_batch for r in usable], [_edge(get(r), edge) for r in usable])
+    def table(get: Callable[[StepTiming], Figure | None], at: int = side) -> np.ndarray:
+        return _by_size([r.micro_batch for r in usable], [edge(get(r), at) for r in usable])
 
     return StepCost(
         kind=kind,
@@ -92,8 +92,8 @@ def step_cost(profile: Profile, kind: str, side: int = 0) -> StepCost:
         backward_s=table(lambda r: r.backward_s),
         input_s=table(lambda r: r.input_s),
         peak_bytes=table(lambda r: r.peak_bytes, 0),
-        update_s=_middle(_edge(r.update_s, side) for r in usable if r.update_s),
-        overhead_s=_middle(_edge(r.step_overhead_s, side) for r in usable if r.step_overhead_s),
+        update_s=_middle(edge(r.update_s, side) for r in usable if r.update_s),
+        overhead_s=_middle(edge(r.step_overhead_s, side) for r in usable if r.step_overhead_s),
         measured_sizes=tuple(sorted(fitting)),
         rows_s=table(lambda r: r.rows_s),
         refused_size=refused,
@@ -104,12 +104,6 @@ def _by_size(sizes: list[int], values: list[float]) -> np.ndarray:
     table = np.interp(np.arange(sizes[-1] + 1), sizes, values)
     table[0] = 0.0
     return np.maximum.accumulate(table)
-
-
-def _edge(figure: Figure | None, side: int) -> float:
-    if figure is None:
-        return 0.0
-    return figure.value * (1 + side * min(figure.spread, 0.9))
 
 
 def _middle(values: Iterable[float]) -> float:

@@ -51,6 +51,12 @@ def test_layers_go_on_along_the_last_slope_and_refuse_far_outside():
         cost.seconds(9)
 
 
+def test_a_layer_never_costs_less_in_a_larger_micro_batch():
+    """Seen 10, 1 and 5 s at 1, 2 and 4 samples: 2 were told to take 10 s and 3 to take 3."""
+    cost = layer_cost(profile(timing("a", 1, 10.0), timing("a", 2, 1.0), timing("a", 4, 5.0)), "k")
+    assert [float(cost.seconds(b)[0][0]) for b in (1, 2, 3, 4, 6)] == [10.0] * 5
+
+
 def test_a_size_that_did_not_fit_ends_the_table():
     cost = layer_cost(profile(timing("a", 2, 1.0), timing("a", 4, 0, fits=False), timing("a", 8, 9.0)), "k")
     assert cost.largest == 2
