@@ -30,10 +30,10 @@ from evener.core.plan import Pipeline, Plan, Share, Stage, micro_batch_sizes
 from evener.core.profile import Layer, Profile, Timing
 from evener.core.split import apportion
 from evener.cost.evaluate import CostModel, evaluate
+from evener.cost.memory import usable_bytes
 from evener.cost.sums import with_groups
 from evener.errors import NoPlanFitsError
 from evener.planner import plan as best_plan
-from evener.planner.groups import usable_bytes
 
 MOST_MEMBERS = 3
 SHAPES = ((2, 8, 16), (3, 8, 12), (3, 6, 8), (4, 6, 8), (4, 4, 12), (5, 5, 6), (5, 3, 8))

@@ -31,7 +31,7 @@ from evener.core.figures import Figure, line
 from evener.core.fleet import Device, Fleet
 from evener.core.job import Job
 from evener.cost.evaluate import CostModel
-from evener.planner.groups import usable_bytes
+from evener.cost.memory import usable_bytes
 
 FLOPS, BYTES_PER_S, LAUNCH_S = 2e9, 1e9, 2e-4
 

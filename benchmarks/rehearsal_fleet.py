@@ -29,9 +29,8 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Prediction, Share, Stage
 from evener.core.profile import Profile
 from evener.cost.evaluate import CostModel, evaluate
-from evener.cost.memory import stage_memory
+from evener.cost.memory import stage_memory, usable_bytes
 from evener.errors import EvenerError
-from evener.planner.groups import usable_bytes
 from evener.report.metrics import read_metrics
 from evener.session.journal import Outcome
 from evener.session.launching.launch import launch

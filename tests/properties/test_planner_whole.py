@@ -6,9 +6,9 @@ from benchmarks.planner_oracle import Enumeration, instance
 from evener.core.files import decode, encode
 from evener.core.plan import Plan
 from evener.cost.evaluate import CostModel, evaluate
+from evener.cost.memory import usable_bytes
 from evener.errors import NoPlanFitsError
 from evener.planner import plan
-from evener.planner.groups import usable_bytes
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -9,6 +9,7 @@ from evener.core.fleet import Device
 from evener.core.plan import Plan
 from evener.core.routes import Routes, StageRoute
 from evener.cost.exchange import sums_of
+from evener.cost.memory import usable_bytes
 from evener.cost.model import CostModel
 from evener.cost.overlap import pieces_of
 from evener.cost.owned_actions import owned_costs
@@ -23,10 +24,9 @@ HALF = 0.5
 def plan_costs(model: CostModel, plan: Plan, *, memory_margin: float = 0.1) -> Costs:
     """The seconds and bytes of `plan` by `model`'s tables.
 
-    Memory limits are each device's memory less `memory_margin` of it, no more than is free, less what the
-    framework holds. `notes` and `split_note` name every assumption: pairs without a link (they cost
-    nothing), and how backward splits. Errors of the tables (unknown kind, missing layer, far outside) pass
-    through.
+    Memory limits are `usable_bytes`. `notes` and `split_note` name every assumption: pairs without a link
+    (they cost nothing), and how backward splits. Errors of the tables (unknown kind, missing layer, far
+    outside) pass through.
     """
     if plan.owners:
         limits = {name: _limit_bytes(model.fleet.device(name), memory_margin) for name in plan.devices}
@@ -121,9 +121,10 @@ class _Conversion:
                 told = resident(self.model, route.stage, name, samples)
                 on_host += told.update_s
                 continue
-            if step and last - first == self.model.bytes.num_layers:
+            degree = self.degree(route, name)
+            if step and degree == 1 and last - first == self.model.bytes.num_layers:
                 return step.update_s
-            table = self.model.layers(kind, self.degree(route, name)).update_s
+            table = self.model.layers(kind, degree).update_s
             held |= {i: float(table[i]) for i in range(first, last)}
         return sum(held.values()) + on_host
 
@@ -206,15 +207,18 @@ class _Conversion:
         return Reduction(layers=names, holders=holders, pieces=tuple(pieces))
 
     def _ready(self, stage: int, name: str) -> np.ndarray:
-        """The part of the stage's last backward after which each layer's gradient is there."""
+        """The part of the stage's last backward after which each layer's gradient is there; before it is what
+        the stage recomputes.
+        """
         route = self.routes.stages[stage]
         first, last = self.span(route)
-        samples = self.routes.samples(stage, name, len(route.sizes) - 1)
+        samples = self.routes.samples(stage, name, len(route.sizes) - 1) if route.sizes else 0
         ready = np.ones(self.model.bytes.num_layers + 1)
         if samples:
             table = self.model.layers(self.device(name).kind, self.degree(route, name))
-            backward = table.seconds(samples)[1][first:last]
-            done = np.concatenate([[0.0], backward[::-1].cumsum()])[::-1]
+            forward, backward = (x[first:last] for x in table.seconds(samples))
+            again = forward.sum() if route.stage.recompute else 0.0
+            done = again + np.concatenate([[0.0], backward[::-1].cumsum()])[::-1]
             ready[first : last + 1] = done / done[0]
         return ready
 
@@ -254,9 +258,5 @@ class _Conversion:
 
 
 def _limit_bytes(device: Device, margin: float) -> float | None:
-    if device.memory_bytes is None:
-        return None
-    usable = device.memory_bytes.value * (1 - margin)
-    if device.free_memory_bytes is not None:
-        usable = min(usable, device.free_memory_bytes.value)
-    return max(usable - (device.framework_bytes.value if device.framework_bytes else 0.0), 0.0)
+    usable = usable_bytes(device, margin)
+    return usable if usable < float("inf") else None

@@ -145,7 +145,7 @@ def _together(model: CostModel, plan: Plan) -> list[PipelineCost]:
 
 def _apart(model: CostModel, pipeline: Pipeline) -> PipelineCost:
     """A pipeline whose stages have devices of their own."""
-    sizes = pipeline.micro_batch_sizes
+    sizes = pipeline.micro_batch_sizes or (0,)  # without samples it still holds layers and takes part in sums
     spans = tuple(model.span(s) for s in pipeline.stages)
     full = [_stage(model, s, span, sizes[0]) for s, span in zip(pipeline.stages, spans, strict=True)]
     last = [_stage(model, s, span, sizes[-1]) for s, span in zip(pipeline.stages, spans, strict=True)]
@@ -253,7 +253,7 @@ def _starts(
             kind = model.fleet.device(name).kind
             update = float(model.layers(kind, len(share.devices)).update_s[span[0] : span[1]].sum())
             step = model.step(kind)
-            if step and span == (0, model.bytes.num_layers):
+            if step and len(share.devices) == 1 and span == (0, model.bytes.num_layers):
                 update = step.update_s
             fixed = (step.overhead_s if step else 0.0) + model.trainer.step_s
             if stage.residence:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from evener.core.fleet import Device
 from evener.core.profile import Layer, Profile
 from evener.cost.trainer import EVENER, Trainer
 
@@ -282,3 +283,17 @@ def load_peak_bytes(
     parameters and 200 of state: 300, on a CPU 600.
     """
     return (1 if apart else 2) * (parameters + optimizer) + buffers + summed
+
+
+def usable_bytes(device: Device, margin: float) -> float:
+    """Bytes a plan may fill: memory × (1 - margin), no more than is free, less what the framework holds.
+
+    Infinite where the memory is unknown, which a plan then says. Example: 10 GB at margin 0.1 give 9 GB.
+    """
+    if device.memory_bytes is None:
+        return float("inf")
+    usable = device.memory_bytes.value * (1 - margin)
+    if device.free_memory_bytes is not None:
+        usable = min(usable, device.free_memory_bytes.value)
+    held = device.framework_bytes.value if device.framework_bytes else 0.0
+    return max(usable - held, 0.0)

@@ -52,7 +52,7 @@ def reduction_ends(
         if len(names) < 2:
             continue
         at = np.array([number[n] for n in names])
-        latest = ready[members].max(axis=0)
+        there = ready[members]
         smallest = min((holders[m] for m in members), key=lambda h: h.degree)
         held = model.summed if smallest.part_bytes is None else smallest.part_bytes
         for bucket in fill_buckets([int(held[i]) for i in range(first, last)], model.bucket_bytes):
@@ -62,11 +62,9 @@ def reduction_ends(
                 continue
             pieces = pieces_of(num_bytes, model.bucket_bytes)
             one = (sum_s or network.all_reduce_s)(names, num_bytes / pieces, smallest.degree)
-            end_ready = latest[layers[-1]]
-            begin = latest[layers[-1] + 1] if pieces > 1 else end_ready
-            first_ready = begin + (end_ready - begin) / pieces
-            end = max(free[at].max() + pieces * one, first_ready + pieces * one, end_ready + one)
-            free[at] = end
+            begun, done = there[:, layers[-1] + 1], there[:, layers[-1]]
+            first_piece = (begun + (done - begun) / pieces).max()
+            free[at] = max(max(free[at].max(), first_piece) + pieces * one, done.max() + one)
     return float(free.max()) if len(free) else 0.0
 
 

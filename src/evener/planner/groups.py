@@ -6,6 +6,7 @@ from evener.core.fleet import Device, Fleet
 from evener.core.job import Job
 from evener.core.profile import Profile
 from evener.core.words import in_time
+from evener.cost.memory import usable_bytes
 from evener.cost.step import StepCost, step_cost
 from evener.errors import OutOfRangeError, UnknownNameError
 from evener.planner.placing import banned_layers
@@ -29,20 +30,6 @@ class Group:
     price_per_hour: float | None = None
     degree: int = 1
     teams: tuple[tuple[str, ...], ...] = ()
-
-
-def usable_bytes(device: Device, margin: float) -> float:
-    """Bytes a plan may fill: memory × (1 - margin), no more than is free, less what the framework holds.
-
-    Infinite where the memory is unknown, which a plan then says. Example: 10 GB at margin 0.1 give 9 GB.
-    """
-    if device.memory_bytes is None:
-        return float("inf")
-    usable = device.memory_bytes.value * (1 - margin)
-    if device.free_memory_bytes is not None:
-        usable = min(usable, device.free_memory_bytes.value)
-    held = device.framework_bytes.value if device.framework_bytes else 0.0
-    return max(usable - held, 0.0)
 
 
 def degrees_of(profile: Profile, kind: str) -> tuple[int, ...]:

@@ -3,11 +3,11 @@
 from evener.core.job import Job
 from evener.core.plan import Plan
 from evener.core.residence import host_room
-from evener.cost.memory import stage_memory
+from evener.cost.memory import stage_memory, usable_bytes
 from evener.cost.model import CostModel
 from evener.cost.resident_memory import home_bytes, resident_peak
 from evener.cost.residing import in_words, resident
-from evener.planner.groups import gib, usable_bytes
+from evener.planner.groups import gib
 
 
 def fits_hosts(model: CostModel, plan: Plan) -> bool:

@@ -14,8 +14,9 @@ from evener.core.order import with_micro_batch
 from evener.core.ownership import held_by
 from evener.core.plan import Pipeline, Plan, Stage
 from evener.cost.evaluate import CostModel, PlanCost, evaluate
+from evener.cost.memory import usable_bytes
 from evener.errors import EvenerError
-from evener.planner.groups import gib, ms, usable_bytes
+from evener.planner.groups import gib, ms
 from evener.policy.adapt import Decision
 
 

@@ -1,11 +1,12 @@
 """Tensor-parallel groups: bytes by degree, messages and sums in lanes, and the simulator's second opinion."""
 
 import pytest
+from msgspec.structs import replace
 
 from evener.core.figures import Figure, line
 from evener.core.fleet import Device, Fleet, Link
 from evener.core.plan import Pipeline, Plan, Share, Stage
-from evener.core.profile import GroupBytes, Layer, Profile, Timing
+from evener.core.profile import GroupBytes, Layer, Profile, StepTiming, Timing
 from evener.cost.communication import Network
 from evener.cost.evaluate import CostModel, evaluate
 from evener.cost.memory import model_bytes, stage_memory
@@ -71,6 +72,10 @@ def profile(*degrees: int, repeated: int = 0) -> Profile:
     return Profile(
         model="m", layers=layers, timings=timings, group_bytes=rows, gradient_bytes=160 * 10**6, state_bytes=0
     )
+
+
+def told(value: float) -> Figure:
+    return Figure(value=value, source="table")
 
 
 def plan(*pipelines: tuple[tuple[str, ...], ...], samples: int = 8) -> Plan:
@@ -146,6 +151,23 @@ def test_the_simulator_agrees_on_a_plan_of_groups(degrees):
     costs = plan_costs(model, made)
     played = simulate(make(made), made, costs)
     assert played.step_s == pytest.approx(evaluate(model, made).step_s, rel=2e-2)
+
+
+def test_a_group_that_holds_the_model_updates_its_part():
+    """Its update was told as that of a device alone: all parameters instead of a fourth of them."""
+    step = StepTiming(
+        kind="k", micro_batch=1, forward_s=told(16e-3), backward_s=told(32e-3), update_s=told(1.0)
+    )
+    held = replace(
+        profile(1, 4),
+        timings=tuple(replace(t, update_s=told(0.25 / t.tensor_parallel)) for t in profile(1, 4).timings),
+        steps=(step,),
+    )
+    model = CostModel(fleet=fleet(bus=True), profile=held)
+    for members in (("h0/0",), group(0)):
+        made = plan((members,))
+        assert evaluate(model, made).seconds["h0/0"]["optimizer"] == pytest.approx(1.0 / len(members))
+        assert plan_costs(model, made).update_s["h0/0"] == pytest.approx(1.0 / len(members))
 
 
 def test_groups_of_different_degrees_meet_in_the_lanes_of_the_smaller():

@@ -11,11 +11,10 @@ from evener.core.fleet import Device, Fleet, Link
 from evener.core.job import Job
 from evener.core.plan import RESIDENCES, Pipeline, Plan, Share, Stage
 from evener.cost.evaluate import CostModel, evaluate
-from evener.cost.memory import stage_memory
+from evener.cost.memory import stage_memory, usable_bytes
 from evener.cost.resident_memory import resident_peak
 from evener.errors import NoPlanFitsError
 from evener.planner import plan as best_plan
-from evener.planner.groups import usable_bytes
 from tests.unit.cost.test_residing import given, profile
 
 BATCH = 8

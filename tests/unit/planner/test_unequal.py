@@ -17,9 +17,10 @@ from evener.core.profile import Profile
 from evener.core.transformer import transformer
 from evener.cost.evaluate import CostModel, evaluate
 from evener.cost.from_config import profile_from_config
+from evener.cost.memory import usable_bytes
 from evener.errors import NoPlanFitsError, UsageError
 from evener.planner import plan
-from evener.planner.groups import gib, usable_bytes
+from evener.planner.groups import gib
 
 FLEET = read_fleet(Path(__file__).parents[3] / "examples" / "fleets" / "8-4-2-2-memory-2-4-1-1.json")
 JOB = Job(global_batch=64, state="auto")
