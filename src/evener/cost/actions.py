@@ -13,6 +13,7 @@ from evener.cost.memory import usable_bytes
 from evener.cost.model import CostModel
 from evener.cost.overlap import pieces_of
 from evener.cost.owned_actions import owned_costs
+from evener.cost.owned_stages import StagedOwners, in_stages
 from evener.cost.resident_memory import resident_peak
 from evener.cost.residing import in_words, resident
 from evener.schedules.costs import Costs, Memory, Reduction, Wire
@@ -28,11 +29,11 @@ def plan_costs(model: CostModel, plan: Plan, *, memory_margin: float = 0.1) -> C
     (they cost nothing), and how backward splits. Errors of the tables (unknown kind, missing layer, far
     outside) pass through.
     """
-    if plan.owners:
+    if plan.owners and plan.is_data_parallel:
         limits = {name: _limit_bytes(model.fleet.device(name), memory_margin) for name in plan.devices}
         return owned_costs(model, plan, limits)
     made = _Conversion(model=model, routes=Routes(plan))
-    return Costs(
+    costs = Costs(
         compute_s=made.compute_s(),
         output_bytes={r.number: float(model.bytes.output[made.span(r)[1] - 1]) for r in made.routes.stages},
         wires=made.wires(),
@@ -44,6 +45,7 @@ def plan_costs(model: CostModel, plan: Plan, *, memory_margin: float = 0.1) -> C
         notes=tuple(made.notes),
         split_note=f"I and W are taken to be {1 - HALF:.0%} and {HALF:.0%} of a backward (assumed)",
     )
+    return in_stages(model, plan, costs) if plan.owners else costs
 
 
 @dataclass(kw_only=True)
@@ -53,7 +55,9 @@ class _Conversion:
     notes: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.sum_s = sums_of(self.model.network, self.routes.plan)
+        plan = self.routes.plan
+        owners = StagedOwners(model=self.model, plan=plan) if plan.owners else None
+        self.sum_s = owners.sum_s if owners else sums_of(self.model.network, plan)
 
     def span(self, route: StageRoute) -> tuple[int, int]:
         return self.model.span(route.stage)

@@ -18,6 +18,7 @@ from evener.cost.exchange import sums_of
 from evener.cost.memory import stage_memory
 from evener.cost.model import CostModel
 from evener.cost.owned import play_owned
+from evener.cost.owned_played import play_in_stages
 from evener.cost.pipeline import StageTimes, held_at_both_ends, one_f_one_b
 from evener.cost.reduce import Holder, Sums, reduction_ends
 from evener.cost.resident_memory import resident_peak
@@ -63,10 +64,10 @@ def evaluate(model: CostModel, plan: Plan) -> PlanCost:
 
     Each device updates its parameters, computes, and meets the others in the reduction: one round of the
     steady state. A layer held by several shares is summed over them in buckets, see `reduction_ends`. Where
-    owners keep state in parts, see `play_owned`.
+    owners keep state in parts, see `play_owned`, and `play_in_stages` for plans that cut the model.
     """
     if plan.owners:
-        told = play_owned(model, plan)
+        told = play_owned(model, plan) if plan.is_data_parallel else play_in_stages(model, plan)
         return PlanCost(
             step_s=told.step_s,
             compute_end_s=told.compute_end_s,

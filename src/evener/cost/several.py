@@ -63,11 +63,11 @@ def play(model: CostModel, plan: Plan) -> Played:
         ends_s={(m.action.stage or 0, d): m.end_s for d, row in rows.items() for m in row},
         compute_s={d: sum(m.end_s - m.start_s for m in row) for d, row in rows.items()},
         start_s={d: (update, end - update) for d, (update, end) in played.leads.items()},
-        memory_bytes={d: _peak_bytes(model, routes, d, row) for d, row in rows.items()},
+        memory_bytes={d: play_bytes(model, routes, d, row) for d, row in rows.items()},
     )
 
 
-def _peak_bytes(model: CostModel, routes: Routes, device: str, row: Sequence[Moment]) -> float:
+def play_bytes(model: CostModel, routes: Routes, device: str, row: Sequence[Moment]) -> float:
     """The most that `device` holds while it goes through `row`, whose actions say what is in flight.
 
     Layers that several of its stages hold count once; of what comes and goes, that of the stage at work.
