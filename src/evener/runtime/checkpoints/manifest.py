@@ -61,7 +61,8 @@ class Manifest(Value, frozen=True, kw_only=True):
     """A checkpoint. `number` counts a run's checkpoints from 1; `sha256` is that of this file without it.
 
     `optimizer` is the class of the optimiser, `model_id` a hash of the model's names, shapes and dtypes.
-    `options` has what a loop of one's own needs beside (parameter groups, learning-rate scheduler).
+    `options` has what a loop of one's own needs beside (parameter groups, learning-rate scheduler). `tied`
+    has other names of tensors, each with the first. `optimizer` is empty where no state of one is there.
     """
 
     format: int
@@ -72,6 +73,7 @@ class Manifest(Value, frozen=True, kw_only=True):
     shards: tuple[Shard, ...]
     loss_scale: ScaleState | None = None
     options: dict[str, Any] = {}
+    tied: dict[str, str] = {}
     written_by: str = ""
     sha256: str = ""
 

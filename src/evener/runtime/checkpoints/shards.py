@@ -21,7 +21,7 @@ from evener.runtime.checkpoints.files import Files
 from evener.runtime.checkpoints.manifest import OLDER, Shard, TensorInfo
 
 PIECE_BYTES = 4 * 2**20
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -51,12 +51,12 @@ class Later:
 
 def info_of(name: str, tensor: Tensor) -> TensorInfo:
     """Shape and dtype of `tensor` in safetensors' words; ModelError for what such a file cannot hold."""
-    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided:
+    if tensor.dtype not in DTYPES or tensor.layout is not torch.strided:
         raise ModelError(
             f"{name} is {tensor.dtype} in layout {tensor.layout}, which a checkpoint cannot hold",
-            remedy=f"dense tensors of {', '.join(str(d).removeprefix('torch.') for d in _DTYPES)}",
+            remedy=f"dense tensors of {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}",
         )
-    return TensorInfo(dtype=_DTYPES[tensor.dtype], shape=tuple(tensor.shape))
+    return TensorInfo(dtype=DTYPES[tensor.dtype], shape=tuple(tensor.shape))
 
 
 def write_shard(
@@ -166,5 +166,15 @@ def read_slice(folder: Path, shard: Shard, name: str, start: int, stop: int) -> 
     try:
         with safe_open(path, framework="pt") as f:
             return f.get_slice(name)[start:stop]
+    except (OSError, SafetensorError) as e:
+        raise StateError(f"cannot read the shard {path}: {e}", remedy=OLDER) from e
+
+
+def read_values(folder: Path, shard: Shard, name: str, start: int, stop: int) -> Tensor:
+    """Values `start` to `stop` of the tensor `name`, laid end to end, on the host; no more of it is read."""
+    path = folder / shard.file
+    try:
+        with safe_open(path, framework="pt") as f:
+            return f.get_tensor(name).reshape(-1)[start:stop]  # of a file mapped into memory
     except (OSError, SafetensorError) as e:
         raise StateError(f"cannot read the shard {path}: {e}", remedy=OLDER) from e

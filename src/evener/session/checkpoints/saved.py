@@ -16,7 +16,7 @@ from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in
 from evener.runtime.checkpoints.manifest import MANIFEST
 from evener.runtime.state import import_state
 from evener.session.checkpoints.resume import choose
-from evener.session.checkpoints.state import check_model, infos_of, read_state
+from evener.session.checkpoints.state import check_model, read_state
 from evener.session.checkpoints.tensors import saved_tensors
 
 
@@ -82,7 +82,7 @@ def fill(
     """Make `model` and what `optimizer` keeps what they were, for the device `here`."""
     tensors = saved_tensors(model)
     kind = type(optimizer).__name__ if optimizer is not None else None
-    check_model(checkpoint.manifest, infos_of(model), kind, checkpoint.path)
+    check_model(checkpoint, model, kind)
     state = read_state(checkpoint, list(tensors), here)
     if optimizer is not None:
         import_state(state, tensors, optimizer)

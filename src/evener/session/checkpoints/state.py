@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -17,7 +18,7 @@ from evener.errors import StateError
 from evener.runtime.checkpoints.folder import Checkpoint
 from evener.runtime.checkpoints.manifest import FORMAT, Manifest, Position, TensorInfo, model_id
 from evener.runtime.checkpoints.randomness import rng_state, set_rng_state
-from evener.runtime.checkpoints.shards import info_of
+from evener.runtime.checkpoints.shards import bytes_of, info_of
 from evener.runtime.owning.state import export_owned, import_owned
 from evener.runtime.ranks import Ranks
 from evener.runtime.state import export_state, import_state, owners
@@ -73,6 +74,7 @@ class JobState:
             model_id=model_id(infos_of(steps.recipe.model)),
             shards=(),
             loss_scale=steps.loss_scale.state if steps.loss_scale else None,
+            tied=tied_names(steps.recipe.model),
             written_by=f"evener {__version__}",
         )
 
@@ -173,7 +175,7 @@ def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     then.
     """
     manifest, here = checkpoint.manifest, steps.ranks.here
-    check_model(manifest, infos_of(steps.recipe.model), type(steps.optimizer).__name__, checkpoint.path)
+    check_model(checkpoint, steps.recipe.model, type(steps.optimizer).__name__)
     check_position(manifest.position, position_of(steps), checkpoint)
     owned = steps.layout.holding.owned
     held = view_of(steps).held
@@ -194,6 +196,8 @@ def restore_generators(checkpoint: Checkpoint, here: str, device: torch.device) 
     """Put this process's generators where those of the device `here` were; a sentence where it had none."""
     prefix = f"rng/{here}/"
     random = checkpoint.read([n for n in checkpoint.manifest.tensors if n.startswith(prefix)])
+    if not any(n.startswith("rng/") for n in checkpoint.manifest.tensors):
+        return [f"{checkpoint.path.name} was imported: the order of samples and all generators begin anew"]
     if not random:
         return [f"{here} was not there when {checkpoint.path.name} was written: its generators begin anew"]
     set_rng_state({n.removeprefix(prefix): t for n, t in random.items()}, device)
@@ -227,11 +231,17 @@ def read_state(checkpoint: Checkpoint, names: list[str], here: str | None = None
     return state
 
 
-def check_model(
-    manifest: Manifest, here: Mapping[str, TensorInfo], optimizer: str | None, where: object
-) -> None:
-    """StateError that lists how model and optimiser of `manifest` differ from those at hand (`infos_of`)."""
+def check_model(checkpoint: Checkpoint, model: nn.Module, optimizer: str | None) -> None:
+    """StateError that lists how model and optimiser of `checkpoint` differ from those at hand.
+
+    One that was imported may have a tied tensor under several of its names, with the same values.
+    """
+    manifest, where, here = checkpoint.manifest, checkpoint.path, infos_of(model)
     there = {n: i for n, i in manifest.wholes.items() if n.startswith("model/")}
+    for name, first in tied_names(model).items():
+        twice = [n for n in (f"model/{name}", f"model/{first}") if n in there]
+        if len(twice) == 2 and np.array_equal(*map(bytes_of, checkpoint.read(twice).values())):
+            del there[twice[0]]
     differences = [
         *(f"{n[6:]} is only in the checkpoint" for n in there if n not in here),
         *(f"{n[6:]} is only in the model" for n in here if n not in there),
@@ -244,7 +254,7 @@ def check_model(
             + (f"; {len(differences) - 8} more" if differences[8:] else ""),
             remedy="the script that it was made with; --weights takes parts of a model's weights",
         )
-    if optimizer is not None and manifest.optimizer != optimizer:
+    if optimizer is not None and manifest.optimizer not in ("", optimizer):
         raise StateError(
             f"the checkpoint {where} was made with another optimiser",
             numbers=f"{manifest.optimizer} there, {optimizer} here",
@@ -307,6 +317,12 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return {name: first[id(t)] for name, t in named}
 
 
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Other names of persistent tensors, each with the first. Example: {"head.weight": "embed.weight"}."""
+    kept = model.state_dict()
+    return {n: first for n, first in _first_names(model).items() if n != first and n in kept}
+
+
 def _mean(values: Mapping[str, Tensor], parts: Mapping[str, float]) -> Tensor:
     some = next(iter(values.values()))
     if not some.is_floating_point():
@@ -317,7 +333,9 @@ def _mean(values: Mapping[str, Tensor], parts: Mapping[str, float]) -> Tensor:
 
 
 def check_position(there: Position, here: Position, checkpoint: Checkpoint) -> None:
-    """StateError where the samples of `there` do not come in the order of `here`."""
+    """StateError where the samples of `there` do not come in the order of `here`; before the first all do."""
+    if there.samples_seen == 0:
+        return
     words = {
         "seed": "--seed {}",
         "global_batch": "--batch {}",

@@ -24,7 +24,14 @@ from evener.runtime.ranks import Ranks
 from evener.session.checkpoints.save_rule import Keep
 from evener.session.checkpoints.saved import chosen, fill
 from evener.session.checkpoints.saver import Own, Saver
-from evener.session.checkpoints.state import View, check_position, infos_of, own_of, restore_generators
+from evener.session.checkpoints.state import (
+    View,
+    check_position,
+    infos_of,
+    own_of,
+    restore_generators,
+    tied_names,
+)
 from evener.session.checkpoints.tensors import saved_tensors
 from evener.session.drop_in.loader import ShareLoader
 from evener.session.drop_in.options import check_options, options_of, set_options
@@ -72,6 +79,7 @@ class LoopState:
             model_id=model_id(infos_of(self.model)),
             shards=(),
             options=options_of(self.optimizer, self.scheduler),
+            tied=tied_names(self.model),
             written_by=f"evener {__version__}",
         )
 

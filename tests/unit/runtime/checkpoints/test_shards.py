@@ -12,7 +12,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from evener.errors import ModelError, StateError
 from evener.runtime.checkpoints.files import Disk
-from evener.runtime.checkpoints.shards import _DTYPES, check_shard, read_shard, write_shard
+from evener.runtime.checkpoints.shards import DTYPES, check_shard, read_shard, write_shard
 from tests.checkpoints import save, tensors_at
 
 FILE = "shard-00001-of-00001.safetensors"
@@ -20,7 +20,7 @@ FILE = "shard-00001-of-00001.safetensors"
 
 def some_tensors() -> dict[str, torch.Tensor]:
     """One of each dtype, of odd sizes; no dimensions, no elements, strange names."""
-    made = {str(d): torch.arange(5).to(torch.float32).to(d) for d in _DTYPES}
+    made = {str(d): torch.arange(5).to(torch.float32).to(d) for d in DTYPES}
     made |= {"scalar": torch.tensor(1.5), "empty": torch.zeros(0, 3), '../../etc/x\n"é': torch.ones(3)}
     return made | {"large": torch.arange(3_000_000, dtype=torch.float32)}
 
