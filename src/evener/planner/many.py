@@ -14,7 +14,7 @@ from evener.planner.balance import balance
 from evener.planner.blocks import Tables
 from evener.planner.groups import Group
 from evener.planner.ladder import Ladder, Mix, Template, stage_limit
-from evener.planner.packing import Shelf, fewest_seconds, least_seconds, shelf
+from evener.planner.packing import Shelf, fewest_seconds, shelf
 
 _MOST_MIXES = 3000
 _MOST_SIZES = 5
@@ -61,19 +61,16 @@ def affordable(tables: Tables, aim: Aim) -> list[Tables]:
     return found
 
 
-def search_many(tables: Tables, job: Job) -> tuple[list[Plan], float]:
-    """(plans, seconds that none of one device a stage can beat): the best packings of all and of some
-    templates, with and without regard to the reduction.
-    """
+def search_many(tables: Tables, job: Job) -> list[Plan]:
+    """The best packings of all and of some templates, with and without regard to the reduction."""
     counts = tuple(len(g.names) for g in tables.groups)
     limit = stage_limit(counts, tables.num_layers, _MOST_MIXES)
     templates: list[Template] = []
     for size in sizes_for_many(tables, job):
         templates += Ladder(tables, counts, size, limit).templates()
     if not templates:
-        return [], 0.0
+        return []
     bare = shelf(templates, np.zeros(len(templates)))
-    bound = least_seconds(bare, _least_fill(tables, templates), counts, job.global_batch)
     careful = shelf(templates, _reduction_guess(tables, templates))
     plans: dict[tuple, Plan] = {}
     shelves = [*variants(bare, counts), *variants(careful, counts)]
@@ -91,7 +88,7 @@ def search_many(tables: Tables, job: Job) -> tuple[list[Plan], float]:
             drafted = placed(tables, some, packed[1], job)
             if drafted is not None:
                 plans[key] = drafted
-    return list(plans.values()), bound
+    return list(plans.values())
 
 
 def _aligned(tables: Tables, counts: Mix, limit: int, job: Job) -> list[Shelf]:
@@ -109,20 +106,6 @@ def _aligned(tables: Tables, counts: Mix, limit: int, job: Job) -> list[Shelf]:
             stages = held.mix.sum(axis=1)
             found += [held] + [held.only(stages > n) for n in (4, 8) if (stages > n).any()]
     return found
-
-
-def _least_fill(tables: Tables, templates: Sequence[Template]) -> np.ndarray:
-    """One micro-batch through every layer on the fastest class of the mix: no cut fills faster."""
-    known: dict[tuple, float] = {}
-    found = []
-    for t in templates:
-        key = (tuple(k > 0 for k in t.mix), t.micro_batch)
-        if key not in known:
-            held = [g for g, has in zip(tables.groups, key[0], strict=True) if has]
-            rows = [np.sum(tables.layers(g).seconds(t.micro_batch), axis=0) for g in held]
-            known[key] = float(np.minimum.reduce(rows).sum())
-        found.append(known[key])
-    return np.array(found)
 
 
 def _reduction_guess(tables: Tables, templates: Sequence[Template]) -> np.ndarray:

@@ -19,9 +19,7 @@ _EXACT_STATES = 1200
 
 @dataclass(frozen=True, kw_only=True)
 class Shelf:
-    """Templates as arrays; `extra` seconds come on top of the fill, `least_fill` bounds the fill of any
-    cut.
-    """
+    """Templates as arrays; `extra` seconds come on top of the fill."""
 
     templates: tuple[Template, ...]
     mix: np.ndarray
@@ -161,24 +159,3 @@ def fewest_seconds(held: Shelf, counts: Mix, global_batch: int) -> tuple[float, 
         else:
             low = middle
     return high, found
-
-
-def least_seconds(held: Shelf, least_fill: np.ndarray, counts: Mix, global_batch: int) -> float:
-    """A step that no packing of pipelines with these mixes and micro-batches can beat.
-
-    In D seconds a pipeline of a mix takes at most b·(1 + (D - fill) / period) samples, with the least fill
-    of any cut and the least period of the mix; the program over these bounds all packings, parts of
-    pipelines allowed.
-    """
-    low, high = 0.0, float((held.fill + (global_batch / held.size) * held.period).min())
-    for _ in range(40):
-        if high - low < 1e-4 * high:
-            break
-        middle = 0.5 * (low + high)
-        number = 1 + (middle - least_fill) / held.period
-        values = np.where(middle >= least_fill, number * held.size, 0.0)
-        if relaxed(held.mix, values, np.array(counts, dtype=float))[0] >= global_batch:
-            high = middle
-        else:
-            low = middle
-    return low

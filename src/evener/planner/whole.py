@@ -30,6 +30,7 @@ from evener.planner.suffixes import Suffixes
 from evener.planner.teams import team_choices
 
 _MOST_EVALUATED = 400
+_MOST_SUMMED = 8
 _FEW_ORDERS = 1500
 _FEW_ORDERS_OF_MANY_LAYERS = 300
 _FEW_LAYERS = 12
@@ -51,19 +52,29 @@ def plan_whole(fleet: Fleet, profile: Profile, job: Job, flat: PlanResult | None
         others = baselines(tables, job)
     found.add(tables, [p for _, p in others if p is not None])
     found.add(tables, [flat.plan] if flat is not None else [])
-    found.bound = least_seconds_of_any(tables, job)
     for teamed in team_choices(groups, profile, job):
         found.run(teamed)
     if not found.priced:
         raise nothing_fits(tables, job)
-    _, best, found_with = min(found.priced, key=lambda x: aim.value(x[0], x[1].devices))
-    best = with_groups(model, shifted(found_with, best, aim), sums=job.sums, compress=job.compress)
-    cost = evaluate(model, best)
+    best, cost = _best(model, job, aim, found.priced)
+    bound_s = least_seconds_of_any(tables, job)
     if aim.value(cost.step_s, best.devices) == math.inf or cost.step_s > (job.max_step_s or math.inf):
-        raise _limits_clash(model, job, [(s, p) for s, p, _ in found.priced], found.bound)
-    least = least_money_of_any(tables, job, aim.prices) if aim.by_money else found.bound
+        raise _limits_clash(model, job, [(s, p) for s, p, _ in found.priced], bound_s)
+    least = least_money_of_any(tables, job, aim.prices) if aim.by_money else bound_s
     gap = max(0.0, 1 - least / aim.value(cost.step_s, best.devices))
     return _result(tables, job, best, cost, others, flat, gap, found.with_device)
+
+
+def _best(
+    model: CostModel, job: Job, aim: Aim, priced: list[tuple[float, Plan, Tables]]
+) -> tuple[Plan, PlanCost]:
+    """The best plan with its last touches, or another near it whose sums, once they are chosen, take less."""
+    ordered = sorted(priced, key=lambda x: aim.value(x[0], x[1].devices))
+    _, first, tables = ordered[0]
+    near = [shifted(tables, first, aim), *(p for _, p, _ in ordered[:_MOST_SUMMED])]
+    summed = [with_groups(model, p, sums=job.sums, compress=job.compress) for p in near]
+    costs = [(p, evaluate(model, p)) for p in summed]
+    return min(costs, key=lambda x: aim.value(x[1].step_s, x[0].devices))
 
 
 @dataclass(kw_only=True)
@@ -73,7 +84,6 @@ class Search:
     model: CostModel
     job: Job
     aim: Aim
-    bound: float = 0.0
     priced: list[tuple[float, Plan, Tables]] = field(default_factory=list)
     with_device: dict[str, float] = field(default_factory=dict)
 
@@ -103,10 +113,7 @@ class Search:
         if math.prod(k + 1 for k in counts) > _EXACT_STATES:
             tables = Tables(model=self.model, groups=classes_of(groups), global_batch=self.job.global_batch)
         for fewer in affordable(tables, self.aim):
-            plans, bound = search_many(fewer, self.job)
-            self.add(fewer, plans)
-            if fewer is tables and ALLOW not in self.job.allow:
-                self.bound = max(self.bound, bound)
+            self.add(fewer, search_many(fewer, self.job))
 
 
 def _limits_clash(
@@ -226,8 +233,8 @@ def _assumed(tables: Tables) -> tuple[str, ...]:
     return tuple(said)
 
 
-def limiter_of(cost: PlanCost) -> str:
-    """The sentence what a step is made of on the device that waits least."""
+def limiter_of(cost: PlanCost, *, owned: bool = False) -> str:
+    """The sentence what a step is made of on the device that waits least; `owned`: state is in parts."""
     name = min(cost.seconds, key=lambda n: cost.seconds[n]["wait"] + cost.seconds[n]["bubble"])
     causes = cost.seconds[name]
     cause = max(causes, key=lambda c: causes[c])
@@ -238,6 +245,10 @@ def limiter_of(cost: PlanCost) -> str:
         "wait": f"{name} waits for slower devices for",
         "optimizer": f"the optimiser on {name} takes",
         "overhead": f"fixed costs on {name} take",
-        "transfer": f"{name} waits for copies between it and its host for",
+        "transfer": (
+            f"{name} waits for parameters of other owners for"
+            if owned
+            else f"{name} waits for copies between it and its host for"
+        ),
     }[cause]
     return f"{what} {ms(causes[cause])} of a step of {ms(cost.step_s)}"

@@ -1,12 +1,15 @@
 """All plan shapes on small fleets: K15, memory that forces pipelines, recomputation, what does not fit."""
 
 import pytest
+from msgspec.structs import replace
 
+from evener.core.exchange import exchange_of
 from evener.core.figures import line
-from evener.core.fleet import Device, Fleet, Link
+from evener.core.fleet import Device, Fleet, Link, TriedSum
 from evener.core.job import Job
 from evener.core.profile import Layer, Profile, Timing
 from evener.cost.evaluate import CostModel, evaluate
+from evener.cost.exchange import spelled_ring, ways_of
 from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
 from evener.planner import plan
 from evener.planner.placing import matching
@@ -187,3 +190,19 @@ def test_patterns_of_layers():
     assert matching("blocks.0-1", names) == (1, 2)
     assert matching("blocks.*", names) == (1, 2, 3)
     assert matching("head", names) == (4,)
+
+
+def test_no_shape_is_taken_for_sums_that_were_tried_and_are_slower():
+    """The search counts sums by their formula: its plan of two devices took longer than one of them alone."""
+    made = devices(("k", 1e12), ("k", 1e12), hosts=["a", "b"], curve=line(1e-5, 1e9))
+    names = tuple(d.name for d in made.devices)
+    ways = [exchange_of(w.reductions, names) for w in ways_of(made, names)]
+    slow = line(60.0, 1e9)
+    tried = tuple(
+        TriedSum(devices=names, way=w.spelled if w else spelled_ring(names), curve=slow) for w in ways
+    )
+    profile, job = chain({"k": 1.0}, layers=4, output=10**9), Job(global_batch=16)
+    by_formula = plan(made, profile, job, shapes="all")
+    assert by_formula.plan.devices == names
+    result = plan(replace(made, sums=tried), profile, job, shapes="all")
+    assert all(result.plan.prediction.step_s <= a.step_s for a in result.alternatives if a.step_s)
