@@ -94,7 +94,15 @@ def write_dcp(target: Path, entries: Entries, done: Callable[[int], None] = lamb
         try:
             dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
         except dcp.CheckpointException as e:  # no Exception of Python's, and Ctrl-C is in it as well
-            raise e.failures[0][0] from None
+            raise _first(e.failures[0][0]) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    """What began it: a disk that is full is hidden behind what torch's archive says when it is closed."""
+    found: BaseException | None = error
+    while isinstance(found, RuntimeError):
+        found = found.__context__
+    return found if isinstance(found, OSError) else error
 
 
 class _Planner(SavePlanner):

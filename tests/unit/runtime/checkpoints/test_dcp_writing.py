@@ -1,9 +1,13 @@
 """State that is cut anywhere becomes a checkpoint of torch.distributed.checkpoint, which torch reads."""
 
+import contextlib
+import errno
+import io
 import itertools
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,3 +84,18 @@ def test_what_goes_wrong_while_reading_comes_out_as_it_is(tmp_path: Path, error:
     with pytest.raises(type(error)):
         write_dcp(tmp_path / "to", {("a",): Lying(torch.float32, (2,), [Stretch(0, 2, read)])})
     assert not (tmp_path / "to" / ".metadata").exists()
+
+
+def test_a_full_disk_is_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's archive, closed half-written, speaks of positions."""
+
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            if self.tell() > 3000:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+    stream = contextlib.nullcontext(Full())
+    monkeypatch.setattr(dcp.filesystem.FileSystem, "create_stream", lambda *_: stream)
+    with pytest.raises(OSError, match="No space left"):
+        write_dcp(tmp_path / "to", {("a",): lying(torch.randn(4000))})
