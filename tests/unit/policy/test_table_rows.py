@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evener.core.membership import HeldRows, Standing
+from evener.core.plan import TablePlacement
 from evener.errors import StateLostError
-from evener.policy.table_rows import rows_given, rows_kept
+from evener.policy.table_rows import rows_given, rows_kept, taken_over
 
 
 def standing(device: str, *ranges: tuple[int, int]) -> Standing:
@@ -34,6 +35,20 @@ def test_who_stays_keeps_its_rows_and_those_of_who_leaves_are_shared_out() -> No
     assert table.rows == {"a": 6, "b": 3, "c": 1, "new": 0}
     (table,) = rows_kept(given, ("new", "newer"), {"emb": "cpu"})
     assert table.rows == {"new": 5, "newer": 5}
+
+
+def test_rows_have_the_bytes_they_had_wherever_they_go() -> None:
+    """After a change of devices tables were of no size: plans filled the memory that their rows are in."""
+    emb = TablePlacement(
+        table="emb", rows={"a": 6, "b": 3, "c": 1}, residence="cpu", held_bytes={"a": 24, "b": 12, "c": 4}
+    )
+    filed = TablePlacement(table="filed", rows={"a": 10}, residence="tiered")
+    found = taken_over((emb, filed), ("a", "b", "new"))
+    assert [(t.table, t.rows, t.held_bytes) for t in found] == [
+        ("emb", {"a": 7, "b": 3, "new": 0}, {"a": 28, "b": 12, "new": 0}),
+        ("filed", {"a": 10, "b": 0, "new": 0}, {}),
+    ]
+    assert taken_over((), ("a",)) == ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 12)), min_size=1, max_size=8))

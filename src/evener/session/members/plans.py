@@ -12,6 +12,7 @@ from evener.errors import EvenerError, NoPlanFitsError
 from evener.policy.adapt import believing, slowed_by
 from evener.policy.without import with_device, without
 from evener.session.planning.decide import choose_plan, with_inexact
+from evener.session.planning.placing import beside_tables
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 
@@ -59,7 +60,7 @@ def _anew(request: Request, recipe: Recipe, profile: Profile, fleet: Fleet, befo
     """The planner's plan, believing of each device what was believed before."""
     told = before.prediction.factors if before.prediction else {}
     factors = {d.name: told[d.name] for d in fleet.devices if d.name in told}
-    slow_fleet, slow_profile = slowed_by(fleet, profile, factors)
+    slow_fleet, slow_profile = slowed_by(beside_tables(fleet, before.tables), profile, factors)
     # How often hosts exchange was decided when the run began, and so was the batch of a step.
     recipe = dataclasses.replace(recipe, fewer=(), global_batch=before.global_batch)
     plan = choose_plan(msgspec.structs.replace(request, fewer=()), slow_fleet, recipe, slow_profile)

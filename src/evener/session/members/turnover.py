@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from msgspec.structs import replace
-
 from evener.core.figures import Value
 from evener.core.fleet import Fleet
 from evener.core.membership import HeldRows, Standing, Turn
@@ -18,6 +16,7 @@ from evener.session.members.form import room_of
 from evener.session.members.member import Generation, Member
 from evener.session.members.plans import next_plan
 from evener.session.members.roll import Members, begin, call_roll
+from evener.session.planning.placing import with_rows
 
 MOST_ROLLS = 8
 
@@ -184,8 +183,7 @@ def _rows(
     used = [d.name for d in fleet.devices if d.name in plan.devices]
     lying = {t.name: residence_of(member.recipe, t.name) for t in tables}
     lying |= {p.table: p.residence for p in begun_under.tables if p.residence}
-    placed = rows_kept(given, used, lying)
-    return given, replace(plan, tables=placed)
+    return given, with_rows(plan, rows_kept(given, used, lying, begun_under.tables), fleet)
 
 
 def _settle(member: Member, before: Generation, standing: Standing, turn: Turn) -> None:

@@ -4,8 +4,7 @@ recipe.place, --place ──► stand-ins ──► one device decides ──►
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from msgspec.structs import replace
@@ -17,6 +16,7 @@ from evener.core.plan import Plan, TablePlacement
 from evener.core.tables import TableUse
 from evener.errors import ModelError, NoPlanFitsError, UsageError
 from evener.planner.tables import CPU, DENSE, DEVICE, no_device_holds, place_tables, table_sites
+from evener.policy.table_rows import taken_over
 from evener.probing.rates import rows_rate
 from evener.runtime.tables.layer import TableLayer, place_table, put_back, table_layers
 from evener.session.layout.tables import ids_found, optimizer_of, placements, table_names
@@ -49,7 +49,7 @@ class Placing:
         """The fleet as the planner may fill it: memory less what tables take of it."""
         devices = []
         for d in fleet.devices:
-            memory, held = d.free_memory_bytes or d.memory_bytes, self._held(fleet, d.name)
+            memory, held = d.free_memory_bytes or d.memory_bytes, _held(self.settled.tables, fleet, d.name)
             if memory is not None and held:
                 d = replace(d, free_memory_bytes=replace(memory, value=max(1.0, memory.value - held)))
             devices.append(d)
@@ -69,26 +69,35 @@ class Placing:
         placed = (replace(c.placement, why=c.why + note) for c in chosen)
         decided = {u.name for u in self.uses} | given
         stay = (t for t in self.settled.tables if t.table not in decided)
-        plan = replace(plan, tables=(*plan.tables, *placed, *stay))
-        known = {p.table for p in plan.tables}
-        asked = [p for p in placements(recipe, plan, plan.devices) if p.table not in known]
-        plan = replace(plan, tables=(*plan.tables, *(_as_asked(recipe, p) for p in asked)))
-        return replace(plan, prediction=self._predicted(plan, fleet))
+        every = replace(plan, tables=(*plan.tables, *placed, *stay))
+        known = {p.table for p in every.tables}
+        asked = [p for p in placements(recipe, every, plan.devices) if p.table not in known]
+        return with_rows(plan, (*every.tables, *(_as_asked(recipe, p) for p in asked)), fleet)
 
-    def _predicted(self, plan: Plan, fleet: Fleet) -> Any:
-        """Bytes by device with the rows that lie in the memory which a plan counts."""
-        told = plan.prediction
-        if told is None or not told.memory_bytes:
-            return told
-        of = Placing(settled=Settled(tables=plan.tables))
-        memory = {d: b + of._held(fleet, d) for d, b in told.memory_bytes.items()}
-        return replace(told, memory_bytes=memory)
 
-    def _held(self, fleet: Fleet, device: str) -> int:
-        """Bytes of rows in the memory of `device`; a dense table was measured with the model."""
-        on_cpu = fleet.device(device).type == "cpu"
-        lying = [t for t in self.settled.tables if t.residence == DEVICE or (t.residence == CPU and on_cpu)]
-        return sum(t.held_bytes.get(device, 0) for t in lying)
+def beside_tables(fleet: Fleet, tables: Sequence[TablePlacement]) -> Fleet:
+    """The fleet as a planner may fill it once its devices have taken over the rows of `tables`."""
+    stays = tuple(d.name for d in fleet.devices)
+    return Placing(settled=Settled(tables=taken_over(tables, stays))).left(fleet)
+
+
+def with_rows(plan: Plan, tables: Sequence[TablePlacement], fleet: Fleet) -> Plan:
+    """`plan` with `tables` in the place of its own, counted in the memory that it predicts."""
+    told = plan.prediction
+    if told is not None and told.memory_bytes:
+        memory = {
+            d: b + _held(tables, fleet, d) - _held(plan.tables, fleet, d)
+            for d, b in told.memory_bytes.items()
+        }
+        told = replace(told, memory_bytes=memory)
+    return replace(plan, tables=tuple(tables), prediction=told)
+
+
+def _held(tables: Sequence[TablePlacement], fleet: Fleet, device: str) -> int:
+    """Bytes of rows in the memory of `device`; a dense table was measured with the model."""
+    on_cpu = fleet.device(device).type == "cpu"
+    lying = [t for t in tables if t.residence == DEVICE or (t.residence == CPU and on_cpu)]
+    return sum(t.held_bytes.get(device, 0) for t in lying)
 
 
 def plan_with_tables(

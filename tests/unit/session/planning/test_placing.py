@@ -9,12 +9,19 @@ from torch import nn
 
 from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
-from evener.core.plan import Pipeline, Plan, Prediction, Share, Stage
+from evener.core.plan import Pipeline, Plan, Prediction, Share, Stage, TablePlacement
 from evener.errors import FileError, NoPlanFitsError, UnknownNameError, UsageError
 from evener.runtime.tables.layer import TableLayer, table_layers
 from evener.session.layout.tables import table_names
 from evener.session.planning.agreed import prepared
-from evener.session.planning.placing import Placing, plan_with_tables, settled, with_places
+from evener.session.planning.placing import (
+    Placing,
+    beside_tables,
+    plan_with_tables,
+    settled,
+    with_places,
+    with_rows,
+)
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 
@@ -185,3 +192,26 @@ def test_a_device_that_has_rows_is_kept(tmp_path: Path) -> None:
     given = replace(wanted, batch_per_device={"lab/0": 0, "lab/1": 32})
     with pytest.raises(UsageError, match="a device without samples holds no rows: lab/0 has rows"):
         plan_with_tables(choose, given, given.fleet, made, Placing())
+
+
+def test_rows_that_go_to_others_are_counted_once_where_they_come_to_lie() -> None:
+    """A plan for fewer devices was made as if tables took nothing; one that stays counts them once."""
+    fleet = Fleet(
+        devices=tuple(
+            Device(name=n, kind="k", type="cpu", memory_bytes=Figure(value=100.0 * MIB, source="assumed"))
+            for n in ("lab/a", "lab/b")
+        )
+    )
+    rows = {"lab/a": 4, "lab/b": 2, "lab/c": 2}
+    held = {d: n * 10 * MIB for d, n in rows.items()}
+    before = (TablePlacement(table="emb", rows=rows, residence="cpu", held_bytes=held),)
+    left = beside_tables(fleet, before)
+    assert [d.free_memory_bytes.value / MIB for d in left.devices if d.free_memory_bytes] == [50, 70]
+    stages = (Stage(layers=("all",), shares=(Share(devices=("lab/a",), samples=8),)),)
+    told = Prediction(step_s=1.0, lower_s=1.0, upper_s=1.0, memory_bytes={"lab/a": MIB})
+    plan = Plan(
+        global_batch=8, pipelines=(Pipeline(samples=8, micro_batch=8, stages=stages),), prediction=told
+    )
+    counted = with_rows(plan, before, fleet)
+    assert counted.prediction is not None and counted.prediction.memory_bytes == {"lab/a": 41 * MIB}
+    assert with_rows(counted, before, fleet) == counted
