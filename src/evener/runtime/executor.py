@@ -235,18 +235,19 @@ class Executor:
         total_samples: int,
     ) -> Totals:
         """Loss and metrics over `total_samples` samples, without gradients; models are put in eval mode."""
-        modules = [part.module for part in self.holding.parts.values()]
-        modes = [m.training for m in modules]
-        for module in modules:
-            module.eval()
-        run = Step(self.bench, -1, portions, fetch, total_samples)
-        with torch.no_grad():
-            for action in forward_only(row):
-                run.do(action)
-        run.let_go()
-        totals = run.agree(self._everyone)
-        for module, mode in zip(modules, modes, strict=True):
-            module.train(mode)
+        modes = [(m, m.training) for part in self.holding.parts.values() for m in part.module.modules()]
+        for module, _ in modes:
+            module.training = False
+        try:
+            run = Step(self.bench, -1, portions, fetch, total_samples)
+            with torch.no_grad():
+                for action in forward_only(row):
+                    run.do(action)
+            run.let_go()
+            totals = run.agree(self._everyone)
+        finally:  # also where a device is lost meanwhile: the next generation trains
+            for module, mode in modes:
+                module.training = mode
         self.pause()
         return totals
 

@@ -311,6 +311,19 @@ class _Lost:
         raise PeerLostError("lab/b is gone")
 
 
+def test_an_evaluation_leaves_the_modes_as_they_were_also_when_a_device_is_lost_in_it() -> None:
+    """The generation after it trained a model in evaluation mode: no dropout, statistics that stood still."""
+    model = nn.Sequential(linear(), nn.Dropout(0.5), nn.BatchNorm1d(1))
+    model[2].eval()  # as who trains the rest alone has it
+    lost = executor(model=model, ranks=Ranks(("lab/a", "lab/b"), "lab/a"), wire=_Lost())
+    with pytest.raises(PeerLostError):
+        lost.evaluate(GPIPE, Alone((3,)), lambda *_: (X[:3], Y[:3]), 3)
+    assert [m.training for m in model.modules() if not list(m.children())] == [True, True, False]
+    alone = executor(model=model)
+    alone.evaluate(GPIPE, Alone((3,)), lambda *_: (X[:3], Y[:3]), 3)
+    assert [m.training for m in (model, *model)] == [True, True, True, False]
+
+
 def test_a_step_is_finished_with_what_was_kept_of_another_try() -> None:
     def correct(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, dict]:
         return squared(output, target), {"error": ((output - target).detach().abs().sum(), output.numel())}
