@@ -206,3 +206,6 @@ class ScriptedDriver:
 
     def on_host(self, work: Callable[[], Any]) -> Any:
         return work()
+
+    def on_disk(self, read: int, written: int) -> None:
+        self.on_disk_bytes = read, written

@@ -40,11 +40,24 @@ class Rehearsed(Value, frozen=True, kw_only=True):
                 raise ValueError(f"factor of {family!r} must be positive, got {factor}")
 
 
+class Disk(Value, frozen=True, kw_only=True):
+    """What a host's disk does beyond its page cache, in bytes a second, and the bytes that are free on it."""
+
+    read_bytes_per_s: Figure
+    write_bytes_per_s: Figure
+    free_bytes: Figure
+
+    def seconds(self, read: float, written: float) -> float:
+        """To read and write so many bytes. Example: 1 GB each at 1 and 0.5 GB/s: 3 s."""
+        return read / self.read_bytes_per_s.value + written / self.write_bytes_per_s.value
+
+
 class Device(Value, frozen=True, kw_only=True):
     """One thing that computes. Identity is `name` plus `hardware_id`, never an index.
 
     `flops` is the measured rate of matrix products by dtype, in FLOP/s; a dtype that is absent is not usable.
-    `launch_s` is the fixed cost of one operation; `bytes_per_s` the memory bandwidth.
+    `launch_s` is the fixed cost of one operation; `bytes_per_s` the memory bandwidth. `disk` is that of the
+    host of a CPU, where the optimiser's state may lie.
     """
 
     name: str
@@ -61,6 +74,7 @@ class Device(Value, frozen=True, kw_only=True):
     launch_s: Figure | None = None
     price_per_hour: Figure | None = None
     watts: Figure | None = None
+    disk: Disk | None = None
     rehearsed: Rehearsed | None = None
 
     def __post_init__(self) -> None:
@@ -84,6 +98,8 @@ class Device(Value, frozen=True, kw_only=True):
             (self.launch_s, 60.0, "launch_s"),
             (self.bytes_per_s, 1e18, "bytes_per_s"),
             (self.memory_bytes, 1e18, "memory_bytes"),
+            (self.disk.read_bytes_per_s if self.disk else None, 1e18, "a disk's read_bytes_per_s"),
+            (self.disk.write_bytes_per_s if self.disk else None, 1e18, "a disk's write_bytes_per_s"),
             (self.price_per_hour, 1e9, "price_per_hour"),
             (self.watts, 1e9, "watts"),
             *((rate, 1e21, f"flops in {dtype}") for dtype, rate in self.flops.items()),

@@ -43,6 +43,7 @@ class Stage(Value, frozen=True, kw_only=True):
     device's host: nothing (None), the "host-optimizer" (its state, and its step on the host's CPU; parameters
     and gradients are on the device), or with "host" everything but activations: layers come to the device one
     ahead of their use and go again. There recompute works layer by layer: what enters each layer is kept.
+    With `state_on_disk` the optimiser's state of such a stage lies in a file of the host's disk.
     """
 
     layers: tuple[str, ...]
@@ -50,6 +51,7 @@ class Stage(Value, frozen=True, kw_only=True):
     precision: str | None = None
     recompute: bool = False
     residence: str | None = None
+    state_on_disk: bool = False
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -64,6 +66,11 @@ class Stage(Value, frozen=True, kw_only=True):
         if self.residence not in (None, *RESIDENCES):
             raise ValueError(
                 f"the stage from {self.layers[0]!r} has the residence {self.residence!r}, not one of "
+                f"{', '.join(RESIDENCES)}"
+            )
+        if self.state_on_disk and self.residence is None:
+            raise ValueError(
+                f"the stage from {self.layers[0]!r} has state_on_disk, which needs a residence: one of "
                 f"{', '.join(RESIDENCES)}"
             )
 

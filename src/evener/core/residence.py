@@ -1,9 +1,9 @@
-"""What it takes to keep parameters or optimiser state in the memory of a device's host."""
+"""What it takes to keep parameters or optimiser state in the memory of a device's host, or on its disk."""
 
 from collections.abc import Sequence
 
 from evener.core.figures import Figure
-from evener.core.fleet import Fleet
+from evener.core.fleet import Disk, Fleet
 
 _LARGE = 2**28
 _PASSES = (3.0, 8.0, 21.0)
@@ -36,6 +36,12 @@ def host_room(fleet: Fleet, name: str) -> float:
     cpu = fleet.host_cpu(fleet.device(name).host)
     known = (cpu.free_memory_bytes or cpu.memory_bytes) if cpu else None
     return known.value if known else 0.0
+
+
+def host_disk(fleet: Fleet, name: str) -> Disk | None:
+    """The disk of the host of device `name`, as the fleet says it with the host's one CPU."""
+    cpu = fleet.host_cpu(fleet.device(name).host)
+    return cpu.disk if cpu else None
 
 
 def step_passes(num_states: float) -> float:

@@ -36,6 +36,10 @@ class Driver(Protocol):
         """Do `work` of the host's CPU for the device, in an action or between two; return its result."""
         ...
 
+    def on_disk(self, read: int, written: int) -> None:
+        """So many bytes of the host's disk were read and written for the device."""
+        ...
+
 
 class Wire(Protocol):
     """Moves tensors between the devices of a group."""

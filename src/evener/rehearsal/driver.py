@@ -119,6 +119,9 @@ class PacedDriver:
         """Do `work`: a CPU is its own host."""
         return work()
 
+    def on_disk(self, read: int, written: int) -> None:
+        """A rehearsed CPU's disk is this machine's, in no time of its own."""
+
     def launch(self) -> float:
         """Seconds on the device's clock at this moment, also in mid-action: where a reduction starts.
 

@@ -41,6 +41,9 @@ class HardwareDriver:
         """Do `work`: it takes the time that it takes."""
         return work()
 
+    def on_disk(self, read: int, written: int) -> None:
+        """Nothing is left to do: it took the time that it took."""
+
 
 ALLOCATED = "by torch's allocator"
 

@@ -20,6 +20,7 @@ from evener.runtime.problem import Problem
 from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import Reducers, reducers_of_one_model
 from evener.runtime.residing.homes import Homes, OnHost
+from evener.runtime.residing.ondisk import StateOnDisk
 from evener.runtime.residing.residing import Residing
 from evener.runtime.scaling import LossScale
 from evener.runtime.tables.ahead import Lookahead
@@ -217,6 +218,7 @@ def whole_model(
     recompute: bool = False,
     residing: Residing | None = None,
     on_host: OnHost = lambda work: work(),
+    state: StateOnDisk | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     circle: Circle | None = None,
 ) -> Holding:
@@ -233,7 +235,7 @@ def whole_model(
         recompute=recompute,
         residing=residing,
     )
-    homes = Homes([residing] if residing else [], on_host)
+    homes = Homes([residing] if residing else [], on_host, state)
     among, by = (circle.ranks, circle.wire) if circle else (ranks, sums or wire)
     reducers = reducers_of_one_model(model, among, by, stage, bucket_bytes, homes)
     return Holding(parts={stage: part}, reducers=reducers, wire=wire, homes=homes, circle=circle)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from evener.core.exchange import Exchange
 from evener.core.fleet import REHEARSED, Device, Fleet
-from evener.core.residence import host_bytes_per_s
+from evener.core.residence import host_bytes_per_s, host_disk
 from evener.core.seams import Channel, Driver, Wire
 from evener.errors import UsageError
 from evener.rehearsal.channel import PacedChannel, SharedLines
@@ -71,7 +71,7 @@ class Site:
         if self.torch_device.type != "cpu":
             if backend_of(fleet, used) == "gloo":
                 plain = StagedWire(plain)
-            else:
+            elif self.device.name in used:  # who is not only made the group with them
                 # Such a library connects a group in its first sum, and waits there for all members. In a step
                 # each device comes to its groups in an order of its own: a ring of them would wait for ever.
                 first = torch.zeros(1, device=self.torch_device)
@@ -226,7 +226,8 @@ def _open_card(device: Device, fleet: Fleet | None, *, timed: bool) -> Site:
         timed=timed,
     )
     rate = host_bytes_per_s(fleet, device.name) if fleet else None
-    driver = CardDriver(card, host_bytes_per_s=rate.value if rate else None)
+    disk = host_disk(fleet, device.name) if fleet else None
+    driver = CardDriver(card, host_bytes_per_s=rate.value if rate else None, disk=disk)
     return Site(device, card.torch_device, driver)
 
 

@@ -22,14 +22,21 @@ HOST = Device(
 )
 
 
-def stage(names: list[str], device: str, residence: str | None, *, recompute: bool = False) -> Stage:
-    share = Share(devices=(device,), samples=8)
-    return Stage(layers=tuple(names), shares=(share,), residence=residence, recompute=recompute)
+def stage(
+    names: list[str], device: str, residence: str | None, *, recompute: bool = False, on_disk: bool = False
+) -> Stage:
+    return Stage(
+        layers=tuple(names),
+        shares=(Share(devices=(device,), samples=8),),
+        residence=residence,
+        recompute=recompute,
+        state_on_disk=on_disk,
+    )
 
 
-def pipeline(*residences: str | None, recompute: bool = False) -> Plan:
+def pipeline(*residences: str | None, recompute: bool = False, on_disk: bool = False) -> Plan:
     stages = (
-        stage(NAMES[:3], "lab/gpu0", residences[0], recompute=recompute),
+        stage(NAMES[:3], "lab/gpu0", residences[0], recompute=recompute, on_disk=on_disk),
         stage(NAMES[3:], "lab/gpu1", residences[1]),
     )
     return Plan(
@@ -49,11 +56,11 @@ def side_by_side(*residences: str | None) -> Plan:
     "plan",
     [
         pipeline("host", "host-optimizer"),
-        pipeline("host", None, recompute=True),
+        pipeline("host", None, recompute=True, on_disk=True),
         side_by_side("host", "host"),
         side_by_side("host-optimizer", None),
     ],
-    ids=["host | optimizer", "host recomputed | device", "host + host", "optimizer + device"],
+    ids=["host | optimizer", "host recomputed, state on disk | device", "host + host", "optimizer + device"],
 )
 def test_steps_are_those_of_one_device(tmp_path: Path, plan: Plan) -> None:
     found = verify(request_for(tmp_path, fleet(), plan=plan, steps=2))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from evener.core.fleet import Device
+from evener.core.fleet import Device, Disk
 from evener.rehearsal.counting import bytes_moved, is_free
 from evener.rehearsal.device.card import Card
 from evener.rehearsal.device.tensor import RehearsalTensor
@@ -42,7 +42,7 @@ class CardDriver:
 
     Actions named INPUT take the time they really take, and so do pauses longer than `PAUSE_S` between
     actions. All else takes what the card's roofline and copies say, and work of the host's CPU what its
-    memory needs for the bytes at `host_bytes_per_s` (None: no time).
+    memory needs for the bytes at `host_bytes_per_s` (None: no time), as do bytes of its `disk`.
     """
 
     def __init__(
@@ -51,9 +51,10 @@ class CardDriver:
         clock: Callable[[], float] = time.monotonic,
         *,
         host_bytes_per_s: float | None = None,
+        disk: Disk | None = None,
     ) -> None:
         assert not card.clock.host_counts, "a driver says itself what of the host counts"
-        self.card, self.host_bytes_per_s = card, host_bytes_per_s
+        self.card, self.host_bytes_per_s, self.disk = card, host_bytes_per_s, disk
         self._clock = clock
         self._left_s = clock()
         self._trouble = Trouble()
@@ -100,6 +101,11 @@ class CardDriver:
         if self.host_bytes_per_s:
             self.card.clock.spend(moved.num_bytes / self.host_bytes_per_s)
         return result
+
+    def on_disk(self, read: int, written: int) -> None:
+        """On the clock the host waits for its disk to read and write so many bytes."""
+        if self.disk:
+            self.card.clock.spend(self.disk.seconds(read, written))
 
     def roomy(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the card's memory has no end."""

@@ -59,23 +59,46 @@ def cut(value: object, p: Tensor, piece: Tensor, start: int) -> object:
     return value.reshape(-1)[start : start + piece.numel()].to(piece.device, copy=True)
 
 
+def trial_of(
+    optimizer: torch.optim.Optimizer, group: dict, states: Mapping[nn.Parameter, dict]
+) -> torch.optim.Optimizer:
+    """A copy of `optimizer` with `group` alone, the `states` of its parameters, and nobody who listens."""
+    trial = copy.copy(optimizer)
+    trial.param_groups = [group]
+    trial.state = defaultdict(dict, {p: state for p, state in states.items() if state})
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        setattr(trial, name, OrderedDict())
+    return trial
+
+
+def started(optimizer: torch.optim.Optimizer, group: dict, values: Tensor) -> dict:
+    """State as `optimizer` makes it before its first step for a parameter of `group`, for these `values`."""
+    like, born = next(((p, s) for p in group["params"] for s in [optimizer.state.get(p)] if s), (None, None))
+    if born is None or like is None:
+        return {}
+    return {
+        key: torch.full_like(values, float(v.reshape(-1)[0]))
+        if isinstance(v, Tensor) and v.shape == like.shape and v.numel() > 1
+        else copy.deepcopy(v)
+        for key, v in born.items()
+    }
+
+
 def _is_elementwise(optimizer: torch.optim.Optimizer, group: dict) -> bool:
     generator = torch.Generator().manual_seed(0)
     dtype = next((p.dtype for p in group["params"]), torch.float32)
     values = torch.randn(_SHAPE, generator=generator).to(dtype)
     gradients = [torch.randn(_SHAPE, generator=generator).to(dtype) for _ in range(_STEPS)]
-    born = next((s for p in group["params"] for s in [optimizer.state.get(p)] if s), None)
-    like = group["params"][0] if group["params"] else None
     with torch.random.fork_rng(devices=[]):
         try:
-            whole = _moved(optimizer, group, values, gradients, _started(born, like, values))
+            whole = _moved(optimizer, group, values, gradients, started(optimizer, group, values))
             parts = [
                 _moved(
                     optimizer,
                     group,
                     values.reshape(-1)[a:b],
                     [g.reshape(-1)[a:b] for g in gradients],
-                    _started(born, like, values.reshape(-1)[a:b]),
+                    started(optimizer, group, values.reshape(-1)[a:b]),
                 )
                 for a, b in itertools.pairwise(_CUTS)
             ]
@@ -91,26 +114,8 @@ def _moved(
     """Where a copy of `optimizer` takes `values` in a few steps."""
     torch.manual_seed(0)
     p = nn.Parameter(values.clone())
-    trial = copy.copy(optimizer)
-    trial.param_groups = [{**group, "params": [p]}]
-    trial.state = defaultdict(dict)
-    if state:
-        trial.state[p] = state
-    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        setattr(trial, name, OrderedDict())
+    trial = trial_of(optimizer, {**group, "params": [p]}, {p: state})
     for gradient in gradients:
         p.grad = gradient.clone()
         trial.step()
     return p.detach()
-
-
-def _started(born: Mapping | None, like: Tensor | None, values: Tensor) -> dict:
-    """State as the optimiser makes it before its first step, for `values`."""
-    if born is None or like is None:
-        return {}
-    return {
-        key: torch.full_like(values, float(v.reshape(-1)[0]))
-        if isinstance(v, Tensor) and v.shape == like.shape and v.numel() > 1
-        else copy.deepcopy(v)
-        for key, v in born.items()
-    }

@@ -8,4 +8,5 @@ flow       copies beside the computing, and how long computing waited for them
 pieces     parameters that come and go together, and their guests on the device
 residing   which layers are there, in which order they are wanted, what is kept
 returning  gradients on their way to the host, one layer at a time
+ondisk     the optimiser's state in a file, one parameter of it in memory
 """

@@ -51,11 +51,16 @@ class JobState:
         if self._steps.meetings:
             more, moved = export_apart(self._steps.meetings, held_tensors(self._steps), self.optimizer)
             own = replace(own, tensors=own.tensors | more, moved_by_forwards=own.moved_by_forwards | moved)
-        return self._with_tables(own)
+        return self._with_files(own)
 
-    def _with_tables(self, own: Own) -> Own:
-        leads = self._steps.ranks.rank == 0
+    def _with_files(self, own: Own) -> Own:
+        leads, on_disk = self._steps.ranks.rank == 0, self._steps.layout.holding.homes.state
         with ExitStack() as held:  # should one table's disk be full, the others go on as well
+            if on_disk:  # read when its turn comes: memory has no room for a copy of all
+                on_disk.reading.acquire()
+                held.callback(on_disk.reading.release)
+                own.later.update(on_disk.later(own.tensors))
+                own = replace(own, tensors={n: t for n, t in own.tensors.items() if n not in own.later})
             for table in self._steps.layout.tables.tables:
                 exported = export_table(table, leads=leads)
                 held.callback(exported.release)
@@ -178,9 +183,12 @@ def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     check_model(checkpoint, steps.recipe.model, type(steps.optimizer).__name__)
     check_position(manifest.position, position_of(steps), checkpoint)
     owned = steps.layout.holding.owned
-    held = view_of(steps).held
-    state = read_state(checkpoint, list(held), here) | own_group_state(steps.meetings, checkpoint)
-    import_state(state, held, steps.optimizer)
+    held, on_disk = view_of(steps).held, steps.layout.holding.homes.state
+    for names in [[n] for n in held] if on_disk else [list(held)]:  # one by one where memory has no room
+        state = read_state(checkpoint, names, here) | own_group_state(steps.meetings, checkpoint)
+        import_state(state, {n: held[n] for n in names}, steps.optimizer)
+        if on_disk:
+            on_disk.adopt(steps.optimizer, held[names[0]])
     if owned:
         import_owned(owned, lambda names: read_state(checkpoint, list(names), here))
     for table in steps.layout.tables.tables:

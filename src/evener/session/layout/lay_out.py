@@ -24,7 +24,7 @@ from evener.runtime.reducers import reducers_for
 from evener.runtime.segments import segments_of
 from evener.session.layout.fewer import Apart, open_apart
 from evener.session.layout.owning import open_owned, told
-from evener.session.layout.residences import homes_of, housed
+from evener.session.layout.residences import homes_of, housed, state_on_disk
 from evener.session.layout.scopes import Connect
 from evener.session.layout.seat import Seat
 from evener.session.layout.sums import gradient_wires
@@ -91,7 +91,8 @@ def _in_stages(seat: Seat, wire: Wire) -> Layout:
     segments = segments_of(trained, devices, ties, list(named))
     sets = [s.devices for s in segments]
     wires = gradient_wires(seat, sets)
-    homes = homes_of(parts, site)
+    on_disk = state_on_disk([(part.module, stages[n][1]) for n, part in parts.items()], seat)
+    homes = homes_of(parts, site, on_disk)
     owned = None
     if plan.owners:
         modules = {n: part.module for n, part in parts.items()}
@@ -184,6 +185,7 @@ def _whole(seat: Seat, wire: Wire) -> Layout:
         recompute=stage.recompute,
         residing=residing,
         on_host=site.driver.on_host,
+        state=state_on_disk([(model, stage)], seat),
         circle=apart.circle if apart else None,
     )
     tables.join(holding.reducers, [model])

@@ -1,6 +1,7 @@
 """Where the parameters of this device's stages live, as the plan says: on the device, or on its host."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,7 +12,9 @@ from evener.errors import UsageError
 from evener.runtime.cutting.stage import StageModule
 from evener.runtime.parts import Part
 from evener.runtime.residing.homes import Homes
+from evener.runtime.residing.ondisk import StateOnDisk
 from evener.runtime.residing.residing import Residing
+from evener.session.layout.seat import Seat
 from evener.session.site import Site
 
 
@@ -43,7 +46,13 @@ def layers_in(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     return [modules[n] for n in names if n in modules and n not in opened]
 
 
-def homes_of(parts: Mapping[int, Part], site: Site) -> Homes:
+def state_on_disk(modules: Sequence[tuple[nn.Module, Stage]], seat: Seat) -> StateOnDisk | None:
+    """Where the optimiser's state of those `modules` lies whose stage wants it on disk; None without one."""
+    wanted = dict.fromkeys(p for m, stage in modules if stage.state_on_disk for p in m.parameters())
+    return StateOnDisk(tuple(wanted), Path(seat.folder), seat.site.driver.on_disk) if wanted else None
+
+
+def homes_of(parts: Mapping[int, Part], site: Site, state: StateOnDisk | None) -> Homes:
     """Where gradients of `parts` are summed and their parameters stepped on.
 
     UsageError where stages of one device share a parameter that one of them keeps on the host.
@@ -59,4 +68,4 @@ def homes_of(parts: Mapping[int, Part], site: Site) -> Homes:
                     "and keep it in different places",
                     remedy="the same residence for both stages, or another device for one of them",
                 )
-    return Homes([one for _, one in residing], lambda work: site.driver.on_host(work))
+    return Homes([one for _, one in residing], lambda work: site.driver.on_host(work), state)

@@ -19,7 +19,7 @@ class Seat:
     """This device among those of `plan`, which have met and joined one group, in the order of `ranks`.
 
     With `rehearse` its site is paced as the fleet says; `seed` is that of rounding and of tables' rows.
-    `goes_on`: the job is under way, and those rows are where they were.
+    `goes_on`: the job is under way, and those rows are where they were. `folder` is the run's, on this host.
     """
 
     recipe: Recipe
@@ -31,6 +31,7 @@ class Seat:
     rehearse: bool = False
     seed: int = 0
     goes_on: bool = False
+    folder: str = "."
 
     def new_group(self, devices: Sequence[str], backend: str | None = None) -> dist.ProcessGroup:
         """The process group of some devices of the plan; made by all of the plan together.

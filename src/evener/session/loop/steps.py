@@ -68,6 +68,8 @@ class Steps:
         )
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
         layout.tables.follow(recipe, self.optimizer)
+        if layout.holding.homes.state:
+            layout.holding.homes.state.open(self.optimizer)
         settings = Settings(
             max_norm=recipe.max_norm,
             on_non_finite=recipe.on_non_finite,

@@ -26,7 +26,7 @@ from evener.session.loop.profiled import StepProfiler
 from evener.session.loop.steps import Steps
 from evener.session.loop.timetable import agreed_schedules, step_sizes
 from evener.session.loop.unfinished import unfinished
-from evener.session.meeting import BEGUN, REGROUP_TIMEOUT
+from evener.session.meeting import BEGUN, FOREVER, REGROUP_TIMEOUT
 from evener.session.members.handover import hand_over
 from evener.session.members.member import Generation, Member
 from evener.session.members.rows import move_rows
@@ -52,6 +52,9 @@ def form(member: Member, generation: Generation) -> None:
     """
     request, here = member.request, member.here
     turn, used, number = generation.turn, generation.used, generation.number
+    member.electorates = turn.electorates
+    if number > 1:
+        generation.room.put(f"seen/{here}", True)
     if member.pulse:
         member.pulse.watch(number, [d for d in turn.members if d != here], generation.wake)
     if here in used:
@@ -62,15 +65,22 @@ def form(member: Member, generation: Generation) -> None:
         if request.resume and number == 1:
             take_up(member.meeting.get(RESUME, Chosen), Path(request.run_dir), generation.steps)
         _become_live(member, generation)
+        if number > 1 and generation.steps.ranks.rank == 0:
+            # Formed is what all members know of: who knows of no more than the one before is a minority of it.
+            for device in turn.members:
+                generation.room.get(f"seen/{device}", bool, FOREVER)
         ready = torch.zeros(1)
         generation.steps.layout.holding.wire.all_reduce(ready, f"generation {number}").wait()
         if generation.steps.ranks.rank == 0:
             member.meeting.put(BEGUN, True)
+        member.electorates = turn.electorates[-1:]
     member.has_begun = True
     member.stopwatch.mark("forming")
     if member.pulse:
         member.pulse.patience_s = SILENT_S
         member.pulse.ignore(turn.leaves)
+    if member.standby:
+        member.standby.remember(member.meeting)
 
 
 def _take_seat(member: Member, generation: Generation) -> None:
@@ -98,6 +108,7 @@ def _take_seat(member: Member, generation: Generation) -> None:
         rehearse=request.rehearse,
         seed=request.seed,
         goes_on=number > 1,
+        folder=request.run_dir,
     )
     layout = lay_out(seat)
     try:

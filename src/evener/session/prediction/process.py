@@ -156,6 +156,7 @@ def _predict(
             meeting=room,
             rehearse=request.rehearse,
             seed=request.seed,
+            folder=request.run_dir,
         )
         steps = Steps(seat, lay_out(seat))
         totals = list(pass_over(steps, data, keeper.expect))
