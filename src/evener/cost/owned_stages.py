@@ -73,6 +73,13 @@ class StagedOwners:
         rows = [np.diff(getattr(whole, name)) - np.diff(getattr(own, name)) for name in names]
         return float(sum(row[list(layers)].sum() for row in rows))
 
+    def owned_bytes(self) -> dict[str, int]:
+        """Bytes by device that owners keep of what is in parts. Example: half of 400 bytes of state: 200."""
+        data = self.model.bytes
+        sums = data.optimizer + data.gradients if self.keeps_gradients else data.optimizer
+        sizes, owned = np.diff(sums), np.array([bool(row) for row in self.parts])
+        return {d: int((sizes * self.kept(d))[owned].sum()) for d in self.plan.devices}
+
     def update_s(self, device: str, layers: Sequence[int]) -> float:
         """The optimiser's time over what `device` keeps of these layers."""
         kind, at = self.model.fleet.device(device).kind, list(layers)

@@ -59,6 +59,7 @@ def _found(fleet: Fleet, profile: Profile, job: Job, shapes: Shapes) -> PlanResu
 
         parts = plan_unequal(fleet, profile, job)
     if job.state in HELD:
+        parts = _better_in_stages(parts, fleet, profile, job, shapes, given)
         return _in_parts(parts, fleet, profile, job)
     flat: PlanResult | None = None
     failure: NoPlanFitsError | None = None
@@ -78,6 +79,7 @@ def _found(fleet: Fleet, profile: Profile, job: Job, shapes: Shapes) -> PlanResu
             flat = _with_worth(fleet, profile, plan_whole(fleet, profile, job, flat))
         except NoPlanFitsError as e:
             failure = e
+        parts = _better_in_stages(parts, fleet, profile, job, shapes, given)
     if parts is None and flat is not None:
         return flat
     from evener.planner.unequal import better, with_hint
@@ -85,8 +87,26 @@ def _found(fleet: Fleet, profile: Profile, job: Job, shapes: Shapes) -> PlanResu
     best = better(flat, parts, fleet, job)
     if best is None:
         assert failure is not None
-        raise with_hint(failure, fleet, profile, job) if profile.timings else failure
+        raise with_hint(failure, fleet, profile, job, stages=not narrow) if profile.timings else failure
     return best
+
+
+def _better_in_stages(
+    parts: PlanResult | None, fleet: Fleet, profile: Profile, job: Job, shapes: Shapes, given: bool
+) -> PlanResult | None:
+    """`parts`, or a plan that cuts the model and keeps state in parts, where that is wanted and better."""
+    from evener.planner.unequal import better, is_short, levels_in_stages
+
+    if job.state == "replicated" or given or not profile.timings or shapes == "data-parallel":
+        return parts
+    if (shapes == "auto" and parts is not None) or not (levels := levels_in_stages(job)):
+        return parts
+    if job.state == "auto" and not is_short(fleet, profile, job):
+        return parts
+    from evener.planner.owned_stages import plan_stages
+
+    found = plan_stages(fleet, profile, job, levels)
+    return better(parts, found and _with_worth(fleet, profile, found), fleet, job)
 
 
 def _in_parts(parts: PlanResult | None, fleet: Fleet, profile: Profile, job: Job) -> PlanResult:

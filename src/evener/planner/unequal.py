@@ -66,6 +66,7 @@ def better(one: PlanResult | None, other: PlanResult | None, fleet: Fleet, job: 
     told = loser.plan.prediction
     held = held_by(loser.plan)
     name = f"{WORDS[held]} in unequal parts" if held else "all state on every device that holds a layer"
+    name += ", the model cut" if held and not loser.plan.is_data_parallel else ""
     known = {a.name for a in best.alternatives}
     left = [a for a in loser.alternatives if a.name not in known and a.name.startswith("state and samples")]
     return replace(
@@ -83,13 +84,21 @@ def better(one: PlanResult | None, other: PlanResult | None, fleet: Fleet, job: 
     )
 
 
-def with_hint(error: NoPlanFitsError, fleet: Fleet, profile: Profile, job: Job) -> NoPlanFitsError:
+def with_hint(
+    error: NoPlanFitsError, fleet: Fleet, profile: Profile, job: Job, *, stages: bool = False
+) -> NoPlanFitsError:
     """The refusal of a job that keeps all state whole, with what would fit in unequal parts.
 
-    Where that does not help either, with the bytes it needs.
+    With `stages` also where pipelines cut the model. Where that does not help either, with the bytes that it
+    needs.
     """
     if job.state != "auto":
-        found = plan_unequal(fleet, profile, replace(job, state="auto"))
+        auto = replace(job, state="auto")
+        found = plan_unequal(fleet, profile, auto)
+        if found is None and stages:
+            from evener.planner.owned_stages import plan_stages
+
+            found = plan_stages(fleet, profile, auto, levels_in_stages(auto))
         if found is not None and found.plan.prediction is not None:
             held = held_by(found.plan)
             assert held is not None
@@ -136,6 +145,17 @@ def _groups(fleet: Fleet, profile: Profile, job: Job) -> tuple[tuple[Group, ...]
         else:
             kept.append(group)
     return tuple(kept), refused
+
+
+def is_short(fleet: Fleet, profile: Profile, job: Job) -> bool:
+    """Whether memory keeps a device out of plans that hold all state everywhere, or slows it down."""
+    groups, _ = _groups(fleet, profile, job)
+    return _is_short(CostModel(fleet=fleet, profile=profile), job, groups)
+
+
+def levels_in_stages(job: Job) -> tuple[Held, ...]:
+    """What plans that cut the model may keep in parts for this job: never parameters."""
+    return tuple(h for h in HELD if h != "parameters" and job.state in ("auto", h))
 
 
 def _is_short(model: CostModel, job: Job, groups: tuple[Group, ...]) -> bool:
