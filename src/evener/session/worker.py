@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from evener.core.membership import Turn
+from evener.core.membership import Electorate, Turn
 from evener.core.tell import tell
 from evener.errors import EvenerError, PeerLostError, RefusedError
+from evener.profiling.memory import give_back
 from evener.runtime.checkpoints.manifest import Position
 from evener.runtime.replicas import spread_state
 from evener.runtime.tables.layer import table_layers
@@ -28,6 +29,7 @@ from evener.session.meeting import FINISHED, FOREVER, HOW_TO_JOIN, OUTCOME, Fail
 from evener.session.members.form import form, room_of
 from evener.session.members.joiner import enter, own_profile
 from evener.session.members.member import Belongings, Generation, Member
+from evener.session.members.standby import Standby
 from evener.session.members.turnover import next_turn, tear_down
 from evener.session.planning.agreed import agreed_plan, prepared
 from evener.session.planning.beside import beside_accelerators
@@ -133,7 +135,9 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
         if timed and meeting.rank == 0 and (why := too_fast(plan, member.given)):
             tell(why)
             member.decisions.append(why)
-        turn = Turn(fleet=fleet, plan=plan, members=tuple(d.name for d in fleet.devices))
+        names = tuple(d.name for d in fleet.devices)
+        all_bound = Electorate(devices=names, bound=names)
+        turn = Turn(fleet=fleet, plan=plan, members=names, electorates=(all_bound,))
         outcome, last = _live(member, turn, 1)
         if handed_in and not _everyone_has_all(last, recipe):
             _hand_on(member, last)
@@ -162,7 +166,11 @@ def _taken_up(request: Request, resume: str, recipe: Recipe) -> Chosen:
 
 
 def join(
-    request: Request, meeting: Meeting, later: Later, say: Callable[[str], None] = lambda sentence: None
+    request: Request,
+    meeting: Meeting,
+    later: Later,
+    say: Callable[[str], None] = lambda sentence: None,
+    standby: Standby | None = None,
 ) -> Outcome | None:
     """Take part in a running job as another device; the outcome if it comes to lead.
 
@@ -182,7 +190,15 @@ def join(
     if layers := table_layers(recipe.model):
         ids_found(recipe, layers)  # rows could not be exchanged else: said before it touches the job
     pulse = _started_pulse(meeting, device.name)
-    member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse, has_begun=True)
+    member = Member(
+        request=request,
+        meeting=meeting,
+        recipe=recipe,
+        site=site,
+        pulse=pulse,
+        has_begun=True,
+        standby=standby,
+    )
     try:
         try:
             own_profile(member)
@@ -226,6 +242,8 @@ def _live(member: Member, turn: Turn, number: int) -> tuple[Outcome | None, Gene
     with Journal(member.request, member.recipe) as journal:
         while True:
             generation = Generation(number=number, room=member.meeting.within(room_of(number)), turn=turn)
+            # The one before holds itself in circles, with room for all gradients: the next one needs that.
+            give_back(member.site.torch_device)
             try:
                 form(member, generation)
                 if generation.steps is None:
@@ -249,7 +267,7 @@ def _live(member: Member, turn: Turn, number: int) -> tuple[Outcome | None, Gene
                     f"{failures} generations in a row ended before their first step", numbers=why
                 )
             try:
-                if member.meeting.has(FINISHED):  # noticed late: the run has ended
+                if _is_finished(member):  # noticed late
                     return None, generation
                 number, turn = _next(member, generation, why)
             except _Finished:
@@ -266,7 +284,7 @@ def _next(member: Member, generation: Generation, why: str) -> tuple[int, Turn]:
         return found
     assert member.pulse is not None
     member.pulse.watch(0, (), lambda reason: None)
-    member.belongings = Belongings()
+    member.belongings, member.electorates = Belongings(), ()
     sentence = f"{member.here} was taken for lost by the others ({why}) and wishes to join again"
     tell(sentence)
     member.decisions.append(sentence)
@@ -283,6 +301,11 @@ def _can_go_on(member: Member, error: BaseException) -> bool:
     if member.pulse is None or not member.has_begun:
         return False
     return isinstance(error, PeerLostError) or member.pulse.wait_for_alarm(SILENT_S + 0.5)
+
+
+def _is_finished(member: Member) -> bool:
+    """Whether the run has ended, so far as the store can be asked."""
+    return member.meeting.answers() and member.meeting.has(FINISHED)
 
 
 class _Finished(Exception):
