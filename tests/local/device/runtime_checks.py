@@ -43,9 +43,10 @@ class Vendor:
 
 
 def _keep_busy(device: torch.device) -> None:
-    x = torch.ones(2048, 2048, device=device)
+    side = 64 if device.type == "rehearsal" else 4096  # which computes on a CPU
+    x = torch.ones(side, side, device=device)
     for _ in range(8):
-        x = x @ x / 2048
+        x = x @ x / side
 
 
 def _is_at_rest(device: torch.device) -> bool:
@@ -55,8 +56,8 @@ def _is_at_rest(device: torch.device) -> bool:
 def loss_in_host_memory(device: str) -> None:
     """The loss once read what the device had not copied yet, and was that of another memory's values."""
     torch.manual_seed(0)
-    x, weight = torch.randn(512, 1024), torch.randn(1024, 1024)
-    target = torch.randint(0, 1024, (512,))
+    x, weight = torch.randn(128, 512), torch.randn(512, 512)
+    target = torch.randint(0, 512, (128,))
     wanted = F.cross_entropy(x @ weight, target)
     far = (x.to(device) @ weight.to(device)).requires_grad_()
     loss = loss_on_cpu(nn.CrossEntropyLoss())(far, target)
@@ -94,6 +95,10 @@ def groups_connect_when_they_are_made(device: str) -> None:
     assert [t.device for t in vendor.asked] == [place]
     wire.all_reduce(torch.ones(2, device=place), "step 0, bucket 0").wait()
     assert len(vendor.asked) == 2
+    others = tuple(Device(name=f"far/gpu{i}", kind="card", type="cuda", index=i) for i in (0, 1))
+    every = Fleet(devices=(*cards, *others))
+    site.wire(every, ("far/gpu0", "far/gpu1"), rehearse=False, group=vendor)  # type: ignore[arg-type]
+    assert len(vendor.asked) == 2, "who is in no group has nothing to sum there"
 
 
 def buckets_leave_without_a_wait(device: str) -> None:
