@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from evener.runtime.checkpoints.dcp_reading import (
 from evener.runtime.checkpoints.files import Disk
 from evener.runtime.checkpoints.folder import FOLDER, commit, partial_of
 from evener.runtime.checkpoints.manifest import FORMAT, Manifest, Position, model_id
+from evener.runtime.checkpoints.rows import part_name, wholes
 from evener.runtime.checkpoints.shards import Later, info_of, write_shard
 from evener.runtime.checkpoints.values import joined, piece_name
 from evener.session.checkpoints.interchange import NUMBERS, ROOM, Done, Moved, adding, check_room
@@ -67,7 +69,7 @@ def import_dcp(
             number=1,
             position=Position(step=0, samples_seen=0, seed=0, global_batch=0, dataset_size=0),
             optimizer=optimizer or "",
-            model_id=model_id(joined(shard.tensors)),
+            model_id=model_id(joined(wholes(shard.tensors))),
             shards=(shard,),
             written_by=f"evener {__version__}, from torch.distributed.checkpoint",
         )
@@ -138,7 +140,10 @@ def _check_optimizer(names: Collection[str], optimizer: str | None) -> None:
 def _to_write(
     source: Path, names: Mapping[str, Stored | Tensor], add: Callable[[int], None]
 ) -> dict[str, Tensor | Later]:
-    """What the new checkpoint holds: a tensor of several parts in pieces, if each is values that follow."""
+    """What the new checkpoint holds: tensors of several parts in rows or pieces, where values follow in each.
+
+    Rows can be read one by one, as a table wants them.
+    """
     found: dict[str, Tensor | Later] = {}
 
     def later(name: str, entry: Stored, shape: tuple[int, ...], read: Callable[[], Tensor]) -> None:
@@ -157,8 +162,13 @@ def _to_write(
         if len(entry.parts) == 1 or len(pieces) < len(entry.parts):
             later(name, entry, entry.shape, partial(read_tensor, source, entry))
             continue
+        row = prod(entry.shape[1:])
+        in_rows = all(start % row == stop % row == 0 for _, (start, stop) in pieces)
         for part, (start, stop) in pieces:
             piece = piece_name(name, entry.shape, start, stop)
-            later(piece, entry, (stop - start,), partial(read_part, source, entry, part))
-    joined({name: info_of(name, t.like if isinstance(t, Later) else t) for name, t in found.items()})
+            piece = part_name(name, start // row, stop // row) if in_rows else piece
+            shape = part.sizes if in_rows else (stop - start,)
+            later(piece, entry, shape, partial(read_part, source, entry, part))
+    infos = {name: info_of(name, t.like if isinstance(t, Later) else t) for name, t in found.items()}
+    joined(wholes(infos))  # StateError where parts overlap
     return found

@@ -172,6 +172,8 @@ def test_what_devices_hold_in_parts_is_whole_for_torch_and_again_here(tmp_path: 
     again.check()
     names = ["model/w", "model/head", "model/emb.weight", "optimizer/w/count:int"]
     assert any(n.startswith("values/model/w/10x4/") for n in again.manifest.tensors)
+    assert "rows/model/emb.weight/0-3" in again.manifest.tensors
+    assert torch.equal(again.read_rows("model/emb.weight", 2, 4), whole["model/emb.weight"][2:4])
     back = again.read(names)
     assert torch.equal(back["model/w"], whole["model/w"]) and back["optimizer/w/count:int"].item() == 5
 
