@@ -45,7 +45,10 @@ def _handling(number: signal.Signals, handler: Any, instead_of: Any) -> Iterator
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if _imports(frame):
-        os._exit(INTERRUPTED)  # nothing was begun that would have to be ended
+        server = sys.modules.get("evener.session.launching.server")
+        if server:
+            server.end_server()
+        os._exit(INTERRUPTED)  # nothing else was begun that would have to be ended
     signal.default_int_handler(number, frame)
 
 

@@ -34,6 +34,9 @@ def predict(
     """
     import tempfile
 
+    from evener.session.launching.server import start_early
+
+    start_early(script)
     from evener.session.ask import request_for
     from evener.session.predict import run_prediction
     from evener.session.prediction.outputs import check_out

@@ -49,6 +49,7 @@ from evener.cli.options import (
     names_in,
     places_in,
 )
+from evener.core.faults import parse_faults
 from evener.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,29 +115,32 @@ def train(
     Under torchrun it joins that job instead of starting processes. With --join it takes part in a run
     that another evener train started.
     """
-    from evener.core.faults import parse_faults
-    from evener.session.ask import request_for
-    from evener.session.checkpoints.save_rule import Keep, rule_of
-    from evener.session.meeting import world_size_here
-
     _only_one("--steps", steps, "--epochs", epochs)
     _only_one("--even", even or None, "--batch-per-device", batch_per_device)
     _only_one(_PLANS_WAY, plan, _WAYS, compress or fewer or sums != "auto" or None)
-    listen = listen or (SERVED_AT if serve else None)
-    if world_size_here() is not None and (listen or log_to):
-        raise _beside_torchrun()
     if join and real_links:
         raise UsageError(
             "--real-links belongs to the command that starts a job: no device joins into its namespaces",
             remedy="leave one of --join and --real-links out",
         )
+    if script is None and not join:
+        raise UsageError("nothing to train was named", remedy="evener train SCRIPT")
+    from evener.session.launching.server import start_early
+
+    start_early(None if join else script)
+    from evener.session.ask import request_for
+    from evener.session.checkpoints.save_rule import Keep, rule_of
+    from evener.session.meeting import world_size_here
+
+    listen = listen or (SERVED_AT if serve else None)
+    if world_size_here() is not None and (listen or log_to):
+        raise _beside_torchrun()
     if join:
         outcome = _join(join, token_file, script, fleet, rehearse, devices, run_dir, quiet=quiet)
         if as_json and outcome is not None:
             print_json(outcome.as_json())
         _end_at_once()
-    if script is None:
-        raise UsageError("nothing to train was named", remedy="evener train SCRIPT")
+    assert script is not None
     keep = Keep(last=keep_checkpoints, every=keep_every)
     request = request_for(
         script,

@@ -48,6 +48,9 @@ def verify(
     import msgspec
 
     from evener.cli.train import print_json
+    from evener.session.launching.server import start_early
+
+    start_early(script)
     from evener.session.ask import request_for
     from evener.session.exactness.verify import verify as compare
 

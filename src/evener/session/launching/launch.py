@@ -6,11 +6,9 @@ The parent hosts the store in which the processes meet; children come from a for
 import multiprocessing as mp
 import os
 import signal
-import socket
 import threading
 import time
 from datetime import timedelta
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeVar
@@ -28,15 +26,20 @@ from evener.session.address import choose_interface
 from evener.session.journal import Outcome
 from evener.session.launching.grounds import Grounds, grounds_of
 from evener.session.launching.lookout import Lookout
+from evener.session.launching.server import start_server
 from evener.session.meeting import (
     BEGUN,
     FINISHED,
+    GUESTS,
     HOW_TO_JOIN,
+    LINGER_S,
     OUTCOME,
+    OVER,
     Meeting,
     is_launched,
     open_meeting,
     read_failure,
+    serve_store,
 )
 from evener.session.members.door import Door, Welcome, new_token
 from evener.session.members.joiner import meeting_at
@@ -54,8 +57,6 @@ _ENDED_BY = {
     -signal.SIGKILL: "SIGKILL often means the host ran out of memory: a smaller --micro-batch; ",
     -signal.SIGTERM: "SIGTERM comes from a person or from what manages the host; ",
 }
-# torch loads its compiler at the first step of an optimiser: once in the server, not once a process.
-PRELOADED = ["evener.session.worker", "torch._dynamo"]
 
 
 def run(request: Request) -> Outcome | None:
@@ -89,15 +90,9 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
     request = at_start(request)
     host, open_port = grounds.host, host_and_port(request.open_at)[1]
     with grounds.meeting():
-        store, port = _store(host)
-    # Idle OpenMP threads spin on cores that other processes need: with 1 + 2 threads on 2 cores a step took
-    # three times as long. Read when torch is loaded, that is by the fork server; a value of the user's stays.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # A lost device is told in a sentence; torch would add forty lines of its own C++ frames.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        store, port = serve_store(host)
+    start_server()
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    _start_server()
     lifeline, parent_end = context.Pipe(duplex=False)
     processes = []
     elastic = may_change_devices(request)
@@ -130,19 +125,11 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
     finally:
         if door:
             door.close()
+        store.set(OVER, "true")  # this end is meant: guests do not go on without the store
         parent_end.close()  # the children hear that and end
         _end(processes)
-
-
-def _start_server() -> None:
-    """The fork server, for which Ctrl-C is nothing from its first moment on: it ends with this process."""
-    if threading.current_thread() is not threading.main_thread():
-        return  # it is then started with the first process
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is ignored stays so in a new program
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, before)
+        if store.check([GUESTS]):
+            time.sleep(LINGER_S)
 
 
 def _child(request_json: bytes, environment: dict[str, str], lifeline: Connection, place: str) -> None:
@@ -253,16 +240,6 @@ def _open_door(request: Request, host: str, port: int, store: dist.TCPStore) -> 
         )
         store.set(HOW_TO_JOIN, encode(f"others may join: {command}{more}").decode())
     return door
-
-
-def _store(host: str) -> tuple[dist.TCPStore, int]:
-    """The job's store, which listens at `host` alone, and its port: torch's own choice is every interface."""
-    listening = socket.create_server((host, 0))
-    port = listening.getsockname()[1]
-    store = dist.TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-    )
-    return store, port
 
 
 def _end(processes: list) -> None:
