@@ -1,8 +1,9 @@
 """What a user brings: a model, data, a loss, an optimiser and the global batch."""
 
 import importlib.util
+import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import nn
 
-from evener.core.tracebacks import is_out_of_memory, said
+from evener.core.tracebacks import is_out_of_memory, last_line, said
 from evener.errors import EvenerError, FileError, ModelError, UsageError
 from evener.runtime.dropout import KeyedDropout, replace_dropout
-from evener.runtime.problem import Inputs, Problem, default_inputs, loss_on_cpu
+from evener.runtime.problem import Inputs, Problem, default_inputs, loss_on_cpu, weight_of_loss
 from evener.runtime.tables.optimizers import TableOptimizer
 from evener.session.recipe_fields import checked_fields
 
@@ -36,7 +37,8 @@ class Recipe:
 
     inputs(batch) → (args, kwargs, target): default (x, y) → model(x), loss(out, y); mapping → model(**batch).
     reduction: "mean" or "sum"; taken from `loss.reduction` where the loss has one.
-    weight(batch): what the mean divides by; default the samples. With masked labels count the valid ones.
+    weight(batch): what the mean divides by; default the samples, and for torch.nn.CrossEntropyLoss and NLLLoss
+    what these divide by: labels that are not ignored, by the weights of their classes.
     schedule(samples_seen): factor on the learning rate, a function of samples and not of steps or devices.
     max_norm: one clip norm over all gradients. figures: reference numbers printed beside the results.
     batch_norm: "local" normalises each micro-batch of a device by itself, as gradient accumulation does;
@@ -105,6 +107,7 @@ class Recipe:
             given = getattr(self, option)
             if choices and given not in choices and not (given is None and type(None) in kinds):
                 raise UsageError(f"{option}={given!r} is no choice", remedy=f"one of {', '.join(choices)}")
+        self.rate_at(0)
         if self._reduction() not in ("mean", "sum"):
             raise ModelError(
                 f"the loss has reduction={self._reduction()!r}, so its value is no single number",
@@ -123,14 +126,59 @@ class Recipe:
     @property
     def problem(self) -> Problem:
         """The same in the runtime's words."""
-        on_cpu = self.places.get(LOSS_PLACE) == "cpu"
+        inputs, reduction = self.inputs or default_inputs, self._reduction()
+        known = weight_of_loss(self.loss, inputs) if reduction == "mean" else None
         return Problem(
-            loss=loss_on_cpu(self.loss) if on_cpu else self.loss,
-            inputs=self.inputs or default_inputs,
-            reduction=self._reduction(),
-            weight=self.weight,
+            loss=loss_on_cpu(self.loss) if self._loss_is_on_host else self.loss,
+            inputs=inputs,
+            reduction=reduction,
+            weight=self.weight or known,
             metrics=self.metrics,
         )
+
+    def make_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimiser for `parameters`; ModelError where its function fails or gives something else."""
+        try:
+            made = self.optimizer(parameters)
+        except EvenerError:
+            raise
+        except Exception as e:
+            raise ModelError(
+                f"the recipe's optimizer failed: {last_line(e)}",
+                numbers=f"given {len(parameters)} parameters",
+                remedy="a function of a list of parameters: lambda params: torch.optim.SGD(params, lr=0.1)",
+            ) from e
+        if not hasattr(made, "param_groups") or not callable(getattr(made, "step", None)):
+            raise ModelError(
+                f"the recipe's optimizer gave a {type(made).__name__}, which is no optimiser",
+                remedy="a function that returns a torch.optim.Optimizer",
+            )
+        return made
+
+    def rate_at(self, samples_seen: int) -> float:
+        """The factor on the learning rate; ModelError where the schedule fails or gives no number."""
+        if self.schedule is None:
+            return 1.0
+        try:
+            factor = self.schedule(samples_seen)
+            if not math.isfinite(factor):
+                raise ValueError(f"a factor of {factor}")
+            return float(factor)
+        except Exception as e:
+            raise ModelError(
+                f"the recipe's schedule failed at {samples_seen} samples: {last_line(e)}",
+                remedy="a function of samples seen that returns a factor on the learning rate, as "
+                "lambda seen: min(1, seen / 1000); torch's schedulers are for ev.prepare",
+            ) from e
+
+    @property
+    def _loss_is_on_host(self) -> bool:
+        return self.places.get(LOSS_PLACE) == "cpu"
+
+    def loss_to(self, device: torch.device) -> None:
+        """Take what a loss module holds (weights of classes, say) to the device that computes the loss."""
+        if isinstance(self.loss, nn.Module) and not self._loss_is_on_host:
+            self.loss.to(device)
 
     @property
     def collate_fn(self) -> Callable[[list], Any]:
@@ -154,8 +202,10 @@ class Recipe:
 
 
 def in_dtype(recipe: Recipe, dtype: torch.dtype) -> Recipe:
-    """The same recipe with the model and all floating tensors of its batches in `dtype`."""
+    """The same recipe with the model, a loss module and all floating tensors of its batches in `dtype`."""
     recipe.model.to(dtype)
+    if isinstance(recipe.loss, nn.Module):
+        recipe.loss.to(dtype)
     base = recipe.collate_fn
     return replace(recipe, collate=lambda samples: _cast(base(samples), dtype))
 

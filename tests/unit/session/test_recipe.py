@@ -1,5 +1,6 @@
 """What a recipe refuses before anything runs."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,27 @@ def test_what_a_script_says_when_it_fails_is_no_command_for_a_terminal(tmp_path:
     script.write_text("raise ValueError('a\\x1b[31mb')", encoding="utf-8")
     with pytest.raises(ModelError, match=r"raised ValueError: a\ufffd.31mb"):
         load_recipe(script, 0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        (lambda opt: torch.optim.lr_scheduler.StepLR(opt, 10), "StepLR|int"),
+        (lambda seen: 1 / seen, "ZeroDivisionError"),
+        (lambda seen: float("nan"), "factor of nan"),
+        (lambda seen: None, "TypeError"),
+    ],
+)
+def test_a_schedule_that_gives_no_factor_is_refused_when_the_recipe_is_made(schedule: Any, told: str) -> None:
+    """It was found out after measuring, as an error of evener's own."""
+    with pytest.raises(ModelError, match="schedule failed at 0 samples") as refused:
+        made(schedule=schedule)
+    assert re.search(told, str(refused.value))
+
+
+def test_an_optimiser_that_cannot_be_made_is_the_recipes_error() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    with pytest.raises(ModelError, match=r"optimizer failed: ValueError.*\(test_recipe.py:\d+\)"):
+        made(optimizer=lambda params: torch.optim.SGD(params, lr=-1.0)).make_optimizer(parameters)
+    with pytest.raises(ModelError, match="gave a list, which is no optimiser"):
+        made(optimizer=list).make_optimizer(parameters)

@@ -50,12 +50,13 @@ def _plain(request: Request, plan: Plan, autocast: torch.dtype | None = None) ->
     if request.global_batch:
         recipe = dataclasses.replace(recipe, global_batch=request.global_batch)
     model = recipe.model.train()
-    optimizer = recipe.optimizer([p for p in model.parameters() if p.requires_grad])
-    mean = recipe.problem.reduction == "mean"
+    optimizer = recipe.make_optimizer([p for p in model.parameters() if p.requires_grad])
+    problem = recipe.problem
+    mean = problem.reduction == "mean"
 
     def loss_and_weight(batch: Any, size: int) -> tuple[torch.Tensor, float]:
-        args, kwargs, target = recipe.problem.inputs(batch)
-        weight = float(size if recipe.weight is None else recipe.weight(batch))
+        args, kwargs, target = problem.inputs(batch)
+        weight = problem.weight_of(batch, size)
         with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
             result = recipe.loss(model(*args, **kwargs), target)
         loss = result[0] if isinstance(result, tuple) else result

@@ -117,7 +117,7 @@ def open_owned(seat: Seat, wire: Wire, held: HeldStages | None = None) -> Owned:
     """
     model, ranks, site, fleet = seat.recipe.model, seat.ranks, seat.site, seat.fleet
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = seat.recipe.optimizer(trained or [nn.Parameter(torch.zeros(0))])
+    optimizer = seat.recipe.make_optimizer(trained or [nn.Parameter(torch.zeros(0))])
     group = seat.new_group(ranks.devices, "gloo") if ranks.world_size > 1 else None
     post: Post = GroupPost(group, ranks.devices)
     if seat.rehearse:

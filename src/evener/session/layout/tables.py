@@ -281,7 +281,7 @@ def optimizer_of(
         given = given.get(table)
     if given is not None:
         return given
-    return like_torch(optimizer or recipe.optimizer([nn.Parameter(torch.zeros(1))]), table)
+    return like_torch(optimizer or recipe.make_optimizer([nn.Parameter(torch.zeros(1))]), table)
 
 
 def save_part(table: Table, folder: Path) -> Path | None:

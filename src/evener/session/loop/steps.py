@@ -64,7 +64,7 @@ class Steps:
         # A stage without parameters (an activation, say) still follows the learning rate like the others.
         owned = layout.holding.owned
         self.optimizer = (
-            owned.optimizer if owned else recipe.optimizer(trained or [nn.Parameter(torch.zeros(0))])
+            owned.optimizer if owned else recipe.make_optimizer(trained or [nn.Parameter(torch.zeros(0))])
         )
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
         layout.tables.follow(recipe, self.optimizer)
@@ -325,7 +325,7 @@ class Steps:
 
     def _set_learning_rate(self) -> None:
         if self.recipe.schedule is not None:
-            factor = self.recipe.schedule(self.samples_seen)
+            factor = self.recipe.rate_at(self.samples_seen)
             for group, rate in zip(self.optimizer.param_groups, self._base_rates, strict=True):
                 group["lr"] = rate * factor
 
