@@ -136,7 +136,13 @@ def _nearest_before(values: np.ndarray) -> np.ndarray:
     return np.where(last >= 0, values[last], 0.0)
 
 
-def home_bytes(data: ModelBytes, i: int, j: int) -> float:
-    """What the host holds of layers i..j-1 with either residence: parameters, gradients, optimiser state."""
-    held = data.parameters + data.gradients + data.optimizer
-    return float(held[j] - held[i])
+def home_bytes(data: ModelBytes, i: int, j: int, *, state_on_disk: bool = False) -> float:
+    """What the host holds of layers i..j-1 with either residence: parameters, gradients, optimiser state.
+
+    Of state on disk two layers' at most: what is stepped on, and what comes next. Example: 4 layers of 100
+    bytes of parameters, of gradients and 200 of state: 1,600, with state on disk 1,200.
+    """
+    held = data.parameters + data.gradients
+    layers = np.sort(np.diff(data.optimizer)[i:j])
+    state = layers[-2:] if state_on_disk else layers
+    return float(held[j] - held[i] + state.sum())

@@ -8,14 +8,15 @@ host               a3 │ a2 │ a1 │ a0
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from evener.core.figures import Curve
+from evener.core.fleet import Disk
 from evener.core.plan import Stage
-from evener.core.residence import host_bytes_per_s, run_whole, step_passes
+from evener.core.residence import host_bytes_per_s, host_disk, host_room, run_whole, step_passes
 from evener.cost.model import CostModel
 from evener.errors import UsageError
 
@@ -139,10 +140,12 @@ def backward_ends(b: Sequence[float], x: Sequence[float], g: Sequence[float], a:
 def resident(model: CostModel, stage: Stage, name: str, samples: int) -> Resident:
     """Seconds of `stage`, which has a residence, on device `name` for `samples` of a micro-batch.
 
-        update = passes · bytes / host rate; with "host-optimizer" gradients out before it
+        update = passes · bytes / host rate; with "host-optimizer" gradients out before it; with state on
+                 disk it is read and written as well, state / read rate + state / write rate
         first  = a forward with nothing there - one with the first two there
 
-    UsageError for a tensor-parallel group, or without a link to the host.
+    UsageError for a tensor-parallel group, without a link to the host, or without a disk that is wanted.
+    Example: 8 GB of state on a disk of 2 and 1 GB/s: 4 + 8 = 12 s more.
     """
     first, last = model.span(stage)
     if any(len(s.devices) > 1 for s in stage.shares if name in s.devices):
@@ -150,7 +153,22 @@ def resident(model: CostModel, stage: Stage, name: str, samples: int) -> Residen
             f"{name} is in a tensor-parallel group, whose parts do not live on hosts",
             remedy="no residence for that stage, or one device",
         )
-    return _made(model, name, first, last, samples, str(stage.residence), stage.recompute)
+    told = _made(model, name, first, last, samples, str(stage.residence), stage.recompute)
+    if not stage.state_on_disk:
+        return told
+    state = float(model.bytes.optimizer[last] - model.bytes.optimizer[first])
+    return replace(told, update_s=told.update_s + disk_of(model, name).seconds(state, state))
+
+
+def disk_of(model: CostModel, name: str) -> Disk:
+    """The disk of the host of device `name`. UsageError where the fleet does not say it."""
+    disk = host_disk(model.fleet, name)
+    if disk is None:
+        raise UsageError(
+            f"{name} keeps its optimiser's state on its host's disk, of which the fleet says nothing",
+            remedy="evener probe --disk FOLDER on that host, or disk with its CPU in the fleet file",
+        )
+    return disk
 
 
 def _made(
@@ -193,6 +211,7 @@ def resident_tables(
     """(forward, backward, once a step) seconds by (i, j) of layers i..j-1 on `name`; infinite for i ≥ j.
 
     The last is what its update and the step's first forward take more than those of a stage on the device.
+    Where the host's memory is short and its disk known, the optimiser's state is on the disk.
     """
     road = road_of(model, name)
     layers = model.layers(model.fleet.device(name).kind)
@@ -215,6 +234,11 @@ def resident_tables(
     held = data.parameters[None, :] - data.parameters[:, None]
     state = data.optimizer[-1] / max(float(data.parameters[-1]), 1.0)
     once += step_passes(float(state)) * held / road.host_bytes_per_s
+    if disk := host_disk(model.fleet, name):
+        kept = data.optimizer[None, :] - data.optimizer[:, None]
+        made = data.gradients[None, :] - data.gradients[:, None]
+        short = held + made + kept > host_room(model.fleet, name)
+        once += np.where(short, disk.seconds(1.0, 1.0) * kept, 0.0)
     if residence == "host-optimizer":
         gone = np.concatenate([[0.0], road.g.cumsum()])
         once += gone[None, :] - gone[:, None]
@@ -224,14 +248,15 @@ def resident_tables(
 
 def in_words(told: Resident, stage: Stage, name: str) -> str:
     """What a residence does to the steps of device `name`, in a sentence."""
+    disk = ", in which its state is read from disk and written again" if stage.state_on_disk else ""
     if stage.residence == "host-optimizer":
         return (
             f"{name}: the optimiser of {len(stage.layers)} layers steps on the host in "
-            f"{told.update_s * 1e3:.4g} ms, gradients on their way there included; parameters come back "
-            f"behind the next forward, which waits {told.first_s * 1e3:.4g} ms for them"
+            f"{told.update_s * 1e3:.4g} ms, gradients on their way there included{disk}; "
+            f"parameters come back behind the next forward, which waits {told.first_s * 1e3:.4g} ms for them"
         )
     return (
         f"{name}: {len(stage.layers)} layers come from the host one ahead of their use; computing waits "
         f"{told.exposed_s * 1e3:.4g} ms in each micro-batch and {told.first_s * 1e3:.4g} ms at a step's "
-        f"begin; the optimiser steps there in {told.update_s * 1e3:.4g} ms"
+        f"begin; the optimiser steps there in {told.update_s * 1e3:.4g} ms{disk}"
     )

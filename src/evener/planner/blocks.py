@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from evener.core.plan import RESIDENCES
-from evener.core.residence import host_room
+from evener.core.residence import host_disk, host_room
 from evener.core.split import apportion
 from evener.cost.communication import shares_send_s
 from evener.cost.evaluate import CostModel
@@ -176,7 +176,9 @@ class Tables:
         names = [x.name for x in self.model.profile.layers]
         held = resident_peaks(self.model.bytes, names, samples, in_flight, place, recompute=again)
         data = self.model.bytes
-        home = data.parameters + data.gradients + data.optimizer
+        home = data.parameters + data.gradients
+        if host_disk(self.model.fleet, group.names[0]) is None:
+            home = home + data.optimizer
         room = host_room(self.model.fleet, group.names[0])
         bad = self._is_banned(group) | (held > group.usable_bytes) | (home[None, :] - home[:, None] > room)
         step = self.model.step(group.kind)

@@ -11,7 +11,7 @@ from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.cost.evaluate import evaluate
 from evener.planner.aim import Aim
 from evener.planner.blocks import Tables
-from evener.planner.residences import fits_hosts
+from evener.planner.residences import in_memory, on_hosts
 
 FEW_STAGES = 24
 MOST_MEMBERS = 3
@@ -27,8 +27,9 @@ def shifted(tables: Tables, plan: Plan, aim: Aim) -> Plan:
         return plan
     best = aim.value(evaluate(tables.model, plan).step_s, plan.devices)
     for _ in range(_MOST_STEPS):
-        for other in _neighbours(tables, plan):
-            if not fits_hosts(tables.model, other):
+        for changed in _neighbours(tables, in_memory(plan)):
+            other = on_hosts(tables.model, changed)
+            if other is None:
                 continue
             value = aim.value(evaluate(tables.model, other).step_s, other.devices)
             if value < best * (1 - 1e-9):

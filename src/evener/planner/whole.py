@@ -23,7 +23,7 @@ from evener.planner.misfit import nothing_fits
 from evener.planner.options import Counts, Option, options_of, sub_counts
 from evener.planner.partitions import Judge, search
 from evener.planner.predict import pool_of, solo_rates
-from evener.planner.residences import fits_hosts, why_resident
+from evener.planner.residences import on_hosts, why_resident
 from evener.planner.result import Alternative, PlanResult
 from evener.planner.shift import shifted
 from evener.planner.suffixes import Suffixes
@@ -89,9 +89,7 @@ class Search:
 
     def add(self, tables: Tables, plans: list[Plan]) -> None:
         """Price plans made with `tables`."""
-        for p in plans:
-            if not fits_hosts(self.model, p):
-                continue
+        for p in filter(None, (on_hosts(self.model, p) for p in plans)):
             step_s = evaluate(self.model, p).step_s
             self.priced.append((step_s, p, tables))
             for name in p.devices:

@@ -1,5 +1,6 @@
 """Seconds and bytes of stages whose parameters live on the host."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -8,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from evener.core.figures import Figure, line
-from evener.core.fleet import Device, Fleet, Link
+from evener.core.fleet import Device, Disk, Fleet, Link
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.profile import Layer, Profile, Timing
 from evener.cost.evaluate import CostModel, evaluate
 from evener.cost.memory import model_bytes
-from evener.cost.resident_memory import resident_peak, resident_peaks
+from evener.cost.resident_memory import home_bytes, resident_peak, resident_peaks
 from evener.cost.residing import backward_ends, forward_ends, resident, resident_tables
 from evener.errors import UsageError
 
@@ -136,6 +137,21 @@ def test_without_a_link_to_the_host_there_is_no_price():
     model = CostModel(fleet=fleet(link=False), profile=profile())
     with pytest.raises(UsageError, match="no link between them"):
         evaluate(model, plan("host"))
+
+
+def test_state_on_disk_is_read_and_written_once_a_step_and_leaves_the_host():
+    (cpu,) = fleet().hosts
+    disk = Disk(read_bytes_per_s=given(2e9), write_bytes_per_s=given(1e9), free_bytes=given(1e12))
+    model = CostModel(fleet=replace(fleet(), hosts=(replace(cpu, disk=disk),)), profile=profile())
+    stage = plan("host").pipelines[0].stages[0]
+    there = resident(model, stage, "a/gpu0", 4)
+    away = resident(model, replace(stage, state_on_disk=True), "a/gpu0", 4)
+    assert away.update_s - there.update_s == pytest.approx(8e8 / 2e9 + 8e8 / 1e9)
+    assert dataclasses.replace(away, update_s=there.update_s) == there
+    assert home_bytes(model.bytes, 0, 4) == pytest.approx(16e8)
+    assert home_bytes(model.bytes, 0, 4, state_on_disk=True) == pytest.approx(12e8)
+    with pytest.raises(UsageError, match="of which the fleet says nothing"):
+        resident(CostModel(fleet=fleet(), profile=profile()), replace(stage, state_on_disk=True), "a/gpu0", 4)
 
 
 def test_groups_of_devices_hold_no_parts_on_hosts():

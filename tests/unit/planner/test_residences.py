@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from evener.core.figures import line
-from evener.core.fleet import Device, Fleet, Link
+from evener.core.fleet import Device, Disk, Fleet, Link
 from evener.core.job import Job
 from evener.core.plan import RESIDENCES, Pipeline, Plan, Share, Stage
 from evener.cost.evaluate import CostModel, evaluate
@@ -21,14 +21,22 @@ BATCH = 8
 WAYS = [(place, again) for place in (None, *RESIDENCES) for again in (False, True)]
 
 
-def fleet(*memory: float, gb_per_s: float = 20.0, host: float | None = 1e12) -> Fleet:
-    """Cards with so many bytes each in a host with `host` bytes (None: unknown)."""
+def fleet(
+    *memory: float, gb_per_s: float = 20.0, host: float | None = 1e12, disk: float | None = None
+) -> Fleet:
+    """Cards with so many bytes each in a host with `host` of memory and `disk` on disk (None: unknown)."""
     cards = tuple(
         Device(name=f"a/gpu{i}", kind="card", type="cuda", memory_bytes=given(m))
         for i, m in enumerate(memory)
     )
     cpu = Device(
-        name="a/cpu", kind="cpu", bytes_per_s=given(4e10), memory_bytes=given(host) if host else None
+        name="a/cpu",
+        kind="cpu",
+        bytes_per_s=given(4e10),
+        memory_bytes=given(host) if host else None,
+        disk=Disk(read_bytes_per_s=given(2e9), write_bytes_per_s=given(1e9), free_bytes=given(disk))
+        if disk
+        else None,
     )
     return Fleet(devices=cards, links=(Link(a="a", b="a", curve=line(1e-5, gb_per_s * 1e9)),), hosts=(cpu,))
 
@@ -141,3 +149,30 @@ def test_two_cards_share_the_room_of_their_host():
     found = best_plan(cards, profile(), job, shapes="all").plan  # the model takes 1.6e9 there, once
     held = [s for _, _, s in found.numbered_stages() if s.residence]
     assert held and sum(len(s.layers) for s in held) <= 4
+
+
+def on_disk(plan: Plan) -> set[bool]:
+    return {s.state_on_disk for _, _, s in plan.numbered_stages()}
+
+
+def test_state_goes_to_the_disk_only_where_the_hosts_memory_does_not_suffice():
+    """1.6e9 on the host; with state on disk two of four layers' 2e8 stay: 1.2e9."""
+    job = Job(global_batch=BATCH)
+    plenty = best_plan(fleet(0.5e9, host=1.7e9, disk=1e12), profile(), job, shapes="auto").plan
+    tight = best_plan(fleet(0.5e9, host=1.3e9, disk=1e12), profile(), job, shapes="auto")
+    assert (residences(plenty), on_disk(plenty)) == ({"host"}, {False})
+    assert (residences(tight.plan), on_disk(tight.plan)) == ({"host"}, {True})
+    assert tight.plan.prediction is not None and plenty.prediction is not None
+    slower = tight.plan.prediction.step_s - plenty.prediction.step_s
+    assert slower == pytest.approx(8e8 / 2e9 + 8e8 / 1e9, rel=0.05)
+    said = " ".join(tight.reasons)
+    assert "its memory would hold 1.49 GiB for its devices and has 1.21 GiB" in said
+    assert "with 763 MiB of optimiser state on its disk" in said and "it holds 1.12 GiB" in said
+    assert "reads 2 GB/s (measured, ±0%) and writes 1 (measured, ±0%)" in said
+
+
+@pytest.mark.parametrize(("host", "disk"), [(1.3e9, None), (1.3e9, 7e8), (1.1e9, 1e12)])
+def test_a_disk_that_nobody_knows_or_without_room_is_no_place(host: float, disk: float | None):
+    cards = fleet(0.5e9, host=host, disk=disk)
+    with pytest.raises(NoPlanFitsError):
+        best_plan(cards, profile(), Job(global_batch=BATCH), shapes="all")

@@ -68,6 +68,7 @@ def _box(number_: int, stage: Stage, work: Mapping[str, float], params: Mapping[
     facts += [stage.precision] if stage.precision else []
     facts += ["recomputed"] if stage.recompute else []
     facts += [f"kept on {stage.residence}"] if stage.residence else []
+    facts += ["optimiser state on disk"] if stage.state_on_disk else []
     return StageBox(
         number=number_,
         title=short(names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}", 120),
