@@ -29,6 +29,7 @@ class Ending:
         self._driver, self._here = bench.driver, bench.ranks.here
         self._on_host = bench.holding.homes.on_host
         self._is_divided = False
+        self.divisor = 1.0  # of what gradients begin with: the samples, which are known before the weight is
         self.totals: Totals | None = None
         self.verdict: Verdict | None = None
         self.ballot: Ballot | None = None
@@ -79,7 +80,8 @@ class Ending:
         scale = bench.loss_scale.value if bench.loss_scale else 1.0
         if not self._is_divided:
             self._is_divided = True
-            by = scale if bench.problem.weight is None else scale * (totals.weight or 1.0)
+            counted = bench.problem.weight is not None and totals.weight
+            by = scale * totals.weight / self.divisor if counted else scale
             self._on_host(lambda: reducers.finish(by))
         if self._late and not self._mixed(self._late, totals):
             self.verdict = Verdict(bench.settings.on_non_finite, "the summed gradient is NaN or infinite")

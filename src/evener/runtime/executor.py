@@ -121,7 +121,7 @@ class Executor:
             self.bench.traced.append(("TIDY", *tidied, "overhead", number))
         self._statistics_before = [b.clone() for b in self._statistics]
         run = self._run = Step(self.bench, number, portions, fetch, total_samples, scope_of)
-        run.divisor = total_samples if own_samples is None else own_samples
+        run.ending.divisor = total_samples if own_samples is None else own_samples
         run.start_s, run.share.seconds_before, run.share.notice = start, self._seconds_before, notice
         if kept:
             self._take_up(run, kept)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from evener.errors import ModelError, UsageError
 
@@ -53,7 +54,43 @@ class Problem:
 
     def weight_of(self, batch: Any, samples: int) -> float:
         """What the mean of `batch` divides by: its samples, or what the user counts."""
-        return float(samples if self.weight is None else self.weight(batch))
+        return float(samples) if self.weight is None else checked_weight(self.weight(batch), samples)
+
+
+def checked_weight(given: Any, samples: int) -> float:
+    """What `weight=` gave for a batch as a number; UsageError unless a mean can divide by it."""
+    weight = float(given)
+    if not 0 <= weight < float("inf"):
+        raise UsageError(
+            f"weight= gives {weight:g} for a batch of {samples} samples",
+            remedy="what the loss's mean divides by: a number of 0 or more, 0 where nothing of it counts",
+        )
+    return weight
+
+
+def weight_of_loss(loss: Callable, inputs: Inputs) -> Callable[[Any], Any] | None:
+    """What the mean of torch's cross entropy divides by, of a batch; None for other losses: samples.
+
+    That is the sum, over all labels but those equal to `ignore_index`, of their classes' weights, which are 1
+    where there are none. Targets that are probabilities count one for each place in the batch.
+    Example: CrossEntropyLoss(weight=(1, 5)) and the labels 0, 1, -100 give 6.
+    """
+    known = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
+    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or type(loss).forward not in known:
+        return None  # a class of the user's may compute anything
+    classes = None if loss.weight is None else loss.weight.detach().cpu().double()
+    ignored = loss.ignore_index
+
+    def weight(batch: Any) -> float:
+        target = inputs(batch)[2]
+        if target.is_floating_point():
+            return target.numel() / target.shape[1]
+        counts = target != ignored
+        if classes is None:
+            return int(counts.sum())
+        return float(classes[target[counts].cpu()].sum())
+
+    return weight
 
 
 def default_inputs(batch: Any) -> tuple[tuple, dict, Any]:

@@ -39,7 +39,6 @@ class Step:
         self.driver, self.here = bench.driver, bench.ranks.here
         self.routed = bench.routed.of(portions)
         self._fetch_batch, self._scope_of = fetch, scope_of
-        self.divisor = total  # of a mean over samples
         self.start_s = 0.0
         self.seconds: dict[str, float] = {}
         self.share = Share(learning_rate=bench.optimizer.param_groups[0]["lr"])
@@ -173,6 +172,8 @@ class Step:
     def _counted(self, batch: Any, samples: int) -> float:
         try:
             return self.bench.problem.weight_of(batch, samples)
+        except EvenerError:
+            raise
         except Exception as e:
             raise ModelError(
                 f"the weight of a batch failed on {self.here}: {last_line(e)}",
@@ -198,7 +199,7 @@ class Step:
             alive.scope.pass_by("backward")
             self._give_back(key, [])
             return
-        seed = alive.scale / self.divisor if self.bench.problem.weight is None else alive.scale
+        seed = alive.scale / self.ending.divisor
         if self.bench.loss_scale:
             seed *= self.bench.loss_scale.value
         self.bench.holding.reducers.begin(1.0)  # weights are in the seed, and travel with the gradients

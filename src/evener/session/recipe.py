@@ -37,7 +37,7 @@ class Recipe:
 
     inputs(batch) → (args, kwargs, target): default (x, y) → model(x), loss(out, y); mapping → model(**batch).
     reduction: "mean" or "sum"; taken from `loss.reduction` where the loss has one.
-    weight(batch): what the mean divides by; default the samples, and for torch.nn.CrossEntropyLoss and NLLLoss
+    weight(batch): what the mean divides by; default the samples, and for torch's CrossEntropyLoss and NLLLoss
     what these divide by: labels that are not ignored, by the weights of their classes.
     schedule(samples_seen): factor on the learning rate, a function of samples and not of steps or devices.
     max_norm: one clip norm over all gradients. figures: reference numbers printed beside the results.

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from evener.errors import ModelError, UsageError
-from evener.runtime.problem import Problem, default_inputs, shapes_of, to_device
+from evener.runtime.problem import Problem, default_inputs, shapes_of, to_device, weight_of_loss
 
 Sample = namedtuple("Sample", ["image", "label"])
 X, Y = torch.ones(4, 2), torch.zeros(4, dtype=torch.long)
@@ -105,3 +105,42 @@ def test_weight_is_samples_unless_counted():
     assert Problem(loss=squared, inputs=default_inputs).weight_of((X, Y), 4) == 4.0
     valid = Problem(loss=squared, inputs=default_inputs, weight=lambda batch: (batch[1] == 1).sum())
     assert valid.weight_of((X, Y), 4) == 0.0
+
+
+@pytest.mark.parametrize("given", [-1, float("nan"), float("inf")])
+def test_a_weight_that_no_mean_divides_by_is_refused(given):
+    """weight=lambda batch: -1 trained, uphill."""
+    with pytest.raises(UsageError, match=r"weight= gives .* for a batch of 4 samples"):
+        Problem(loss=squared, inputs=default_inputs, weight=lambda batch: given).weight_of((X, Y), 4)
+
+
+CLASSES = torch.tensor([1.0, 5.0, 0.5])
+LABELS = torch.tensor([[0, 1], [1, 1], [2, -100], [-100, -100], [0, 2]])
+
+
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [
+        (nn.CrossEntropyLoss(), LABELS),
+        (nn.CrossEntropyLoss(weight=CLASSES, label_smoothing=0.1), LABELS),
+        (nn.CrossEntropyLoss(weight=CLASSES, ignore_index=1), LABELS.clamp(min=0)),
+        (nn.NLLLoss(weight=CLASSES), LABELS[:, 0]),
+        (nn.CrossEntropyLoss(weight=CLASSES), torch.rand(5, 3, 2, generator=torch.manual_seed(1)).softmax(1)),
+    ],
+    ids=["ignored", "classes", "ignored class", "log-likelihood", "probabilities"],
+)
+def test_cross_entropy_says_itself_what_its_mean_divides_by(loss, target):
+    """Trained with samples in its place the gradient was 5 to 7 % off, and nothing said so."""
+    size = (5, 3) if target.ndim == 1 else (5, 3, 2)
+    output = torch.randn(size, generator=torch.manual_seed(0))
+    weight = weight_of_loss(loss, default_inputs)
+    parts = [(output[:2], target[:2]), (output[2:], target[2:])]
+    weights = [weight(part) for part in parts]
+    mean = sum(w * loss(*part) for w, part in zip(weights, parts, strict=True)) / sum(weights)
+    assert float(mean) == pytest.approx(float(loss(output, target)), rel=1e-6)
+    by_samples = sum(len(x) * loss(x, y) for x, y in parts) / len(output)
+    assert target.is_floating_point() or abs(float(by_samples / mean) - 1) > 1e-3
+
+
+def test_other_losses_divide_by_samples():
+    assert weight_of_loss(nn.MSELoss(), default_inputs) is None

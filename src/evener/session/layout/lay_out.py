@@ -68,6 +68,7 @@ class Layout:
 def lay_out(seat: Seat) -> Layout:
     """Cut, place and connect. Called by all devices of the plan together, after they joined the group."""
     wire = seat.wire(seat.ranks.devices)
+    seat.recipe.loss_to(seat.site.torch_device)
     if seat.plan.is_data_parallel:
         if seat.plan.owners:
             return _in_parts(seat, wire, open_owned(seat, wire))

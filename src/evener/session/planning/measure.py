@@ -87,6 +87,7 @@ def _profiled(
     device = site.torch_device
     beside = BesideSteps(recipe, device) if device.type != "cpu" else None  # runs the model where it is
     _move_to(device, recipe, site)
+    recipe.loss_to(device)
     memory = site.device.free_memory_bytes or site.device.memory_bytes
     if device.type != "cpu":
         memory = None  # it says itself what does not fit

@@ -134,13 +134,15 @@ def _predict(
     ranks = Ranks(used, site.device.name)
     room.rank, room.world_size = ranks.rank, ranks.world_size
     score = request.predict is not None and request.predict.score
+    problem = recipe.problem
+    recipe.loss_to(site.torch_device)
     keeper = Keeper(recipe.loss if score else None)
     recipe = dataclasses.replace(
         recipe,
         loss=keeper,
         dataset=data,
         global_batch=plan.global_batch,
-        **({"reduction": recipe.problem.reduction} if score else _UNSCORED),
+        **({"reduction": problem.reduction, "weight": problem.weight} if score else _UNSCORED),
     )
     if ranks.world_size > 1:
         room.join_group(ranks.rank, ranks.world_size, backend_of(fleet, used))

@@ -1,5 +1,6 @@
 """What is refused when what was asked for becomes a plan."""
 
+import dataclasses
 from typing import Any, cast
 
 import pytest
@@ -84,3 +85,13 @@ def test_a_model_that_no_device_has_a_rate_for_is_refused_before_anything_is_mea
         prepared(in_dtype(recipe(8, 8), torch.float64), asked)
     assert refused.value.numbers == "no rate for float64 on lab/a"
     prepared(in_dtype(recipe(8, 8), torch.float64), replace(asked, rehearse=False))
+
+
+def test_a_loss_module_with_tensors_is_cast_with_the_model() -> None:
+    """`evener verify` blamed the model's forward for class weights that had stayed in float32."""
+    given = recipe(8, 8)
+    given = dataclasses.replace(given, loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0])))
+    cast_too = in_dtype(given, torch.float64)
+    loss, _ = cast_too.problem.loss_of(torch.zeros(2, 2, dtype=torch.float64), torch.tensor([0, 1]))
+    assert loss.dtype == torch.float64
+    assert cast_too.problem.weight_of((None, torch.tensor([0, 1])), 2) == 6.0
