@@ -8,6 +8,7 @@ from evener.core.catalogue import known_device, link_curve, with_table
 from evener.core.figures import Curve
 from evener.core.fleet import Device, Fleet, Link
 from evener.core.profile import Profile
+from evener.cost.fewer import with_links
 from evener.errors import UnknownNameError, UsageError
 from evener.planner.slices import card_of, chosen, slices_of
 from evener.planner.slowed import slowed, times
@@ -21,7 +22,7 @@ def with_link(fleet: Fleet, a: str, b: str, kind: str) -> Fleet:
     """
     _check_ends(fleet, a, b)
     new = Link(a=a, b=b, kind=kind, curve=link_curve(kind, f"the link {a} - {b}"))
-    return replace(fleet, links=(*(x for x in fleet.links if {x.a, x.b} != {a, b}), new))
+    return with_links(fleet, (*(x for x in fleet.links if {x.a, x.b} != {a, b}), new))
 
 
 def with_faster_link(fleet: Fleet, a: str, b: str, factor: float) -> Fleet:
@@ -32,8 +33,7 @@ def with_faster_link(fleet: Fleet, a: str, b: str, factor: float) -> Fleet:
             f"the fleet has no link {a} - {b}",
             remedy=f"one of: {', '.join(f'{x.a} {x.b}' for x in fleet.links) or 'none'}",
         )
-    links = tuple(faster(x, factor) if {x.a, x.b} == {a, b} else x for x in fleet.links)
-    return replace(fleet, links=links)
+    return with_links(fleet, tuple(faster(x, factor) if {x.a, x.b} == {a, b} else x for x in fleet.links))
 
 
 def faster(link: Link, factor: float) -> Link:
@@ -95,7 +95,7 @@ def split_card(
     said["slices of one card talk through host memory"] = None
     devices = tuple(x for d in fleet.devices for x in (new if d.name == name else (d,)))
     links = tuple(x for link in fleet.links for x in _links_of(link, name, [d.name for d in new]))
-    return replace(fleet, devices=devices, links=links), profile, tuple(said)
+    return with_links(replace(fleet, devices=devices), links), profile, tuple(said)
 
 
 def _scaled(fleet: Fleet, profile: Profile, card: Device, kind: str, factor: float) -> Profile:
@@ -149,4 +149,4 @@ def merge_slices(fleet: Fleet, names: Sequence[str]) -> Fleet:
         card = replace(card, price_per_hour=replace(prices[0], value=total))  # type: ignore[type-var]
     rest = tuple(d for d in fleet.devices if d.name not in names)
     links = tuple(x for x in fleet.links if not {x.a, x.b} & set(names))
-    return replace(fleet, devices=(*rest, card), links=links)
+    return with_links(replace(fleet, devices=(*rest, card), links=()), links)

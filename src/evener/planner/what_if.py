@@ -11,6 +11,7 @@ from evener.core.catalogue import known_device, near_kinds, with_table
 from evener.core.figures import Figure
 from evener.core.fleet import Device, Fleet
 from evener.core.profile import Profile
+from evener.cost.fewer import with_links
 from evener.errors import UnknownNameError, UsageError
 from evener.planner.refit import faster, merge_slices, split_card, with_faster_link, with_link, with_memory
 from evener.planner.slowed import slowed
@@ -73,9 +74,8 @@ def _changed(world: World, words: list[str], text: str) -> World:
             return _with(world, replace(world.fleet.device(name), price_per_hour=price))
         case ["links", factor]:
             times = _factor(factor, text)
-            return replaced(
-                world, fleet=replace(world.fleet, links=tuple(faster(x, times) for x in world.fleet.links))
-            )
+            links = tuple(faster(x, times) for x in world.fleet.links)
+            return replaced(world, fleet=with_links(world.fleet, links))
         case ["link", a, b, factor] if re.fullmatch(r"x[\d.]+", factor):
             return replaced(world, fleet=with_faster_link(world.fleet, a, b, _factor(factor, text)))
         case ["link", a, b, *kind] if kind:

@@ -1,18 +1,22 @@
 """Fewer exchanges are proposed only where they are allowed and predicted to pay; the plan says why."""
 
+from dataclasses import replace as replaced
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from evener.core.exchange import Exchange, Lane
 from evener.core.fewer import Fewer, fewer_in
 from evener.core.figures import line
-from evener.core.fleet import Device, Fleet, Link
+from evener.core.fleet import Device, Fleet, Link, TriedSum
 from evener.core.job import Job
 from evener.core.order import resized
-from evener.cost.fewer import apart_seconds, with_links_times
+from evener.cost.fewer import apart_seconds, bytes_between, with_links_times
 from evener.errors import UsageError
 from evener.planner import plan
+from evener.planner.what_if import World, changed
 from tests.unit.planner.small import linear_profile
 
 MIB = 2**20
@@ -150,3 +154,26 @@ def test_links_inside_hosts_keep_their_seconds() -> None:
         SLOW.link("h0/0", "h1/1").curve.seconds(1e6) / 10
     )
     assert replace(faster, links=()) == replace(SLOW, links=())
+
+
+def test_sums_that_were_tried_say_nothing_of_faster_links() -> None:
+    """The search with links 16 times as fast went on with what had been tried on the links as they are."""
+    fleet = two_hosts(1e6)
+    names = tuple(d.name for d in fleet.devices)
+    tried = replace(fleet, sums=(TriedSum(devices=names, way="ring", curve=line(1.0, 1e6)),))
+    assert with_links_times(tried, 1 / 16).sums == ()
+    world = World(fleet=tried, profile=linear_profile({"k": 1.0}))
+    for change in ("links x2", "link h0 h1 x2", "link h0 h1 1 Gbit/s Ethernet"):
+        assert changed(world, change).fleet.sums == ()
+    assert changed(world, "slow h0/0 x2").fleet.sums == tried.sums
+
+
+def test_columns_count_by_the_slices_that_are_packed() -> None:
+    """PowerSGD has no ratio of bytes: 20 MB over two hosts were told as 40, as if nothing were compressed."""
+    lane = Lane(devices=("a/0", "b/0"), part=1.0, adds=(1.0, 1.0), compression="powersgd4")
+    exchange = Exchange(groups=(("a/0",), ("b/0",)), lanes=(lane,))
+    # ten pieces of 2 MB, a slice of 1 MB each way and back: 4 columns and 4 rows of 500 values of 4 bytes
+    assert bytes_between(20e6, exchange) == pytest.approx(10 * 2 * 2 * 2 * 4 * 500 * 4)
+    assert bytes_between(20e6, replaced(exchange, lanes=(replaced(lane, compression="int8"),))) == (
+        pytest.approx(0.254 * 40e6)
+    )
