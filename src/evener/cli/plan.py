@@ -300,7 +300,8 @@ def show(result: PlanResult, console: Console, told: tuple[Advice, ...] = ()) ->
     for reason in result.reasons:
         console.print(reason)
     for other in result.alternatives:
-        seconds = ms(other.step_s) if other.step_s else other.note
+        told_of = f" ({other.note})" if other.note else ""
+        seconds = ms(other.step_s) + told_of if other.step_s else other.note
         if other.name.startswith("what if"):
             batch = other.global_batch or plan.global_batch
             faster = batch / other.step_s / (plan.global_batch / prediction.step_s) - 1 if other.step_s else 0

@@ -21,11 +21,15 @@ class Aim:
         """Whether these devices together stay within the price limit."""
         if self.max_price_per_hour is None:
             return True
-        return sum(self.prices[n] for n in names) <= self.max_price_per_hour * (1 + 1e-12)
+        return self.per_hour(names) <= self.max_price_per_hour * (1 + 1e-12)
+
+    def per_hour(self, names: Iterable[str]) -> float:
+        """What an hour of these devices costs. Example: 2 devices of 1.80: 3.60."""
+        return sum(self.prices[n] for n in names)
 
     def weight(self, names: Iterable[str]) -> float:
         """What a second costs: 1, or the price of the devices. Example: 2 devices of 1.80 an hour: 0.001."""
-        return sum(self.prices[n] for n in names) / 3600 if self.by_money else 1.0
+        return self.per_hour(names) / 3600 if self.by_money else 1.0
 
     def value(self, step_s: float, names: Iterable[str]) -> float:
         """The number to make small; infinite where a limit is broken."""

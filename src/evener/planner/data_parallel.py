@@ -35,7 +35,7 @@ def plan_data_parallel(fleet: Fleet, profile: Profile, job: Job) -> PlanResult:
     aim = aim_of(fleet, job)
     split, bound = _chosen(pool, job, groups, aim)
     _check_limits(job, aim, split)
-    skipped = left_out(pool, job, groups, split)
+    skipped = left_out(pool, job, groups, split, aim)
     gap = max(0.0, 1 - bound / aim.value(split.step_s, split.samples))
     prediction = predict(pool, groups, profile, job, split)
     limits = limiter(prediction)
@@ -56,7 +56,7 @@ def plan_data_parallel(fleet: Fleet, profile: Profile, job: Job) -> PlanResult:
         gap=0.0 if gap < 1e-9 else gap,
         limiter=limits,
         reasons=(*assumptions(pool, groups, split, job), *_parts_untried(profile, groups, job)),
-        alternatives=alternatives(pool, prediction, job),
+        alternatives=alternatives(pool, prediction, job, aim),
     )
 
 
@@ -126,7 +126,7 @@ def _check_limits(job: Job, aim: Aim, split: Split) -> None:
             remedy=f"max_step_s of {split.step_s:.4g} or more, a smaller global batch, or more devices",
         )
     if not aim.allowed(split.samples):
-        price = sum(aim.prices[n] for n in split.samples)
+        price = aim.per_hour(split.samples)
         raise NoPlanFitsError(
             "the devices asked for cost more than max_price_per_hour",
             numbers=f"{price:.4g} an hour, the limit is {job.max_price_per_hour:.4g}",

@@ -1,12 +1,13 @@
 """Why a plan is as it is: who is left out, what limits, what was assumed, what else there is, what helps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from evener.core.collectives import ring
 from evener.core.figures import Value
 from evener.core.job import Job
 from evener.core.plan import LeftOut, Prediction
 from evener.core.split import apportion
+from evener.planner.aim import Aim
 from evener.planner.groups import Group, ms
 from evener.planner.result import Alternative, PlanResult
 from evener.planner.subsets import Pool, Split
@@ -14,7 +15,7 @@ from evener.planner.subsets import Pool, Split
 _WORTH_IT = 0.01
 
 
-def left_out(pool: Pool, job: Job, groups: tuple[Group, ...], split: Split) -> tuple[LeftOut, ...]:
+def left_out(pool: Pool, job: Job, groups: tuple[Group, ...], split: Split, aim: Aim) -> tuple[LeftOut, ...]:
     """Each device without samples, and the sentence why."""
     reasons: dict[str, str] = {n: g.refusal for g in groups for n in g.names if not g.cap}
     base = pool.counts_of(split.samples)
@@ -27,16 +28,25 @@ def left_out(pool: Pool, job: Job, groups: tuple[Group, ...], split: Split) -> t
             reasons.update(dict.fromkeys(idle, words))
         elif idle:
             more = (*base[:g], base[g] + 1, *base[g + 1 :])
-            reasons.update(dict.fromkeys(idle, _slower(pool.split(more, least=1), split)))
+            reasons.update(dict.fromkeys(idle, _worse(pool.split(more, least=1), split, aim)))
     return tuple(
         LeftOut(device=d.name, reason=reasons[d.name]) for d in pool.fleet.devices if d.name in reasons
     )
 
 
-def _slower(with_it: Split | None, split: Split) -> str:
+def _worse(with_it: Split | None, split: Split, aim: Aim) -> str:
     if with_it is None:
         return "it cannot take a share of this batch"
-    return f"with it a step takes {ms(with_it.step_s)}, without it {ms(split.step_s)}"
+    if not aim.allowed(with_it.samples):
+        return (
+            f"with it an hour costs {aim.per_hour(with_it.samples):.4g}, the limit is "
+            f"{aim.max_price_per_hour:.4g}"
+        )
+    sums = [
+        ms(s.step_s) + (f" and costs {s.step_s * aim.weight(s.samples):.3g}" if aim.by_money else "")
+        for s in (with_it, split)
+    ]
+    return f"with it a step takes {sums[0]}, without it {sums[1]}"
 
 
 def limiter(prediction: Prediction) -> str:
@@ -47,7 +57,12 @@ def limiter(prediction: Prediction) -> str:
     what = {
         "compute": f"{name} computes for",
         "reduce": "the gradient reduction shows for",
-        "transfer": f"{name} waits for parameters of other owners for",
+        "transfer": (
+            f"{name} waits for parameters of other owners for"
+            if prediction.owned_bytes
+            else f"{name} waits for gradients of tables' rows on their way to its host for"
+        ),
+        "wait": f"{name} waits for slower devices for",
         "input": f"{name} waits for data for",
         "optimizer": f"the optimiser on {name} takes",
         "overhead": f"fixed costs on {name} take",
@@ -71,7 +86,7 @@ def assumptions(pool: Pool, groups: tuple[Group, ...], split: Split, job: Job) -
     return tuple(dict.fromkeys(said))
 
 
-def alternatives(pool: Pool, prediction: Prediction, job: Job) -> tuple[Alternative, ...]:
+def alternatives(pool: Pool, prediction: Prediction, job: Job, aim: Aim) -> tuple[Alternative, ...]:
     """The best single device, even data parallelism and the split by solo speed, with predicted seconds."""
     names = [n for g in pool.groups for n in g.names]
     names = [d.name for d in pool.fleet.devices if d.name in names]
@@ -84,6 +99,7 @@ def alternatives(pool: Pool, prediction: Prediction, job: Job) -> tuple[Alternat
                 name="best single device",
                 step_s=job.global_batch / solo[best],
                 samples={best: job.global_batch},
+                note=_too_dear((best,), aim),
             )
         )
     for label, weights in (
@@ -93,11 +109,16 @@ def alternatives(pool: Pool, prediction: Prediction, job: Job) -> tuple[Alternat
         if len(names) > 1 and any(weights):
             parts = dict(zip(names, apportion(job.global_batch, weights), strict=True))
             fixed = pool.fixed({n: k for n, k in parts.items() if k})
-            note = "" if fixed else "does not fit"
+            note = _too_dear(fixed.samples, aim) if fixed else "does not fit"
             found.append(
                 Alternative(name=label, step_s=fixed.step_s if fixed else None, samples=parts, note=note)
             )
     return tuple(found)
+
+
+def _too_dear(names: Iterable[str], aim: Aim) -> str:
+    held = tuple(names)
+    return "" if aim.allowed(held) else f"{aim.per_hour(held):.4g} an hour, over the limit"
 
 
 class Advice(Value, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ Status = Literal["proven", "within", "time limit", "given"]
 
 class Alternative(Value, frozen=True, kw_only=True):
     """Another way to run the job, and its predicted seconds a step; absent seconds mean that it does not
-    fit. `global_batch` is given where it is not the job's.
+    fit. `global_batch` is given where it is not the job's; `note` says why it is none after all.
     """
 
     name: str

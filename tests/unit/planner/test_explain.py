@@ -7,12 +7,13 @@ from evener.core.catalogue import FleetFile, FleetLine, resolved
 from evener.core.figures import line
 from evener.core.fleet import Device
 from evener.core.job import Job
+from evener.core.plan import Prediction
 from evener.core.transformer import transformer
 from evener.cost.from_config import profile_from_config
 from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
 from evener.planner import Alternative, plan
 from evener.planner.baselines import usual_ways
-from evener.planner.explain import advice
+from evener.planner.explain import advice, limiter
 from evener.planner.what_if import World, changed, usual_changes
 from tests.unit.planner.small import fleet_of, linear_profile
 from tests.unit.planner.test_whole import chain, devices
@@ -126,3 +127,12 @@ def test_gpt3_needs_leave_to_split_layers_and_then_gets_a_plan():
     assert all(b <= 0.9 * fleet.device(n).memory_bytes.value for n, b in memory.items())
     assert sum(memory.values()) > 16 * 174.6e9
     assert result.bound_s <= result.plan.prediction.step_s < 2 * result.bound_s
+
+
+def test_the_limit_is_told_whatever_it_is():
+    """Two devices that wait for one another longest ended in a KeyError; rows of tables in owners' words."""
+    seconds = {"compute": 4.0, "input": 3.0, "overhead": 3.0, "wait": 10.0}
+    told = Prediction(step_s=20.0, lower_s=19.0, upper_s=21.0, seconds={"h/0": seconds, "h/1": seconds})
+    assert limiter(told) == "h/0 waits for slower devices for 10 s of a step of 20 s"
+    rows = replace(told, seconds={"h/0": {"compute": 1.0, "transfer": 19.0, "wait": 0.0}})
+    assert "rows" in limiter(rows) and "owners" in limiter(replace(rows, owned_bytes={"h/0": 1}))

@@ -69,3 +69,19 @@ def test_money_for_many_devices():
     assert kinds == {"slow"}
     limited = plan(fleet, profile, Job(global_batch=64, max_price_per_hour=30.0), shapes="all")
     assert sum(fleet.device(n).price_per_hour.value for n in limited.plan.devices) <= 30
+
+
+def test_a_device_that_a_limit_on_price_leaves_out_is_told_by_its_price():
+    """It said that a step takes 30 ms with it and 90 ms without, as if that were a reason."""
+    result = plan(FLEET, PROFILE, Job(global_batch=12, max_price_per_hour=2.0))
+    reasons = {x.device: x.reason for x in result.left_out}
+    assert reasons == {"h/0": "with it an hour costs 10, the limit is 2"}
+    notes = {a.name: a.note for a in result.alternatives}
+    assert notes["best single device"] == "8 an hour, over the limit"
+    assert notes["even data parallel"] == "10 an hour, over the limit"
+
+
+def test_a_device_that_is_too_dear_is_told_by_what_a_step_costs():
+    result = plan(FLEET, PROFILE, Job(global_batch=12, objective="money"))
+    reason = next(x.reason for x in result.left_out if x.device == "h/0")
+    assert reason.count(" and costs ") == 2, reason
