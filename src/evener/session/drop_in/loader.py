@@ -18,7 +18,10 @@ from evener.session.meeting import Meeting
 
 
 class ShareLoader:
-    """Iterates over one epoch of this device's micro-batches; counts samples seen over all epochs."""
+    """Iterates over one epoch of this device's micro-batches; counts samples seen over all epochs.
+
+    `batch_size`, `dataset` and `drop_last` are those of the DataLoader it was made from.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class ShareLoader:
         self.plan, self.samples_seen, self.steps_taken = plan, 0, 0
         self.device, self.meeting, self.ranks = device, meeting, ranks
         self._samples, self._steps = samples, steps
+        self.batch_size, self.dataset, self.drop_last = plan.global_batch, samples.dataset, samples.drop_last
         self._in_hand = 0  # samples of the global batch that the loop is at
         self._playbook = Playbook(plan, steps.here)
 
@@ -61,6 +65,7 @@ class ShareLoader:
             self._steps.settle()
             self._count(total)
         feed.close()
+        self._steps.end_epoch()
 
     @property
     def position(self) -> Position:

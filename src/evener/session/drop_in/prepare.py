@@ -7,13 +7,13 @@
         optimizer.step()                      # moves once per global batch, does nothing in between
         optimizer.zero_grad()
 
-The loader's `batch_size` is the global batch. Between micro-batches `.grad` is None, after the last backward
-it is the gradient one device would have: clip_grad_norm_ and the like work as they stand.
+The loader's `batch_size` is the global batch, so no loss is divided by a number of turns. Between
+micro-batches `.grad` is None, after the last backward it is the gradient one device would have:
+clip_grad_norm_ and the like work as they stand.
 """
 
 import atexit
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -27,6 +27,8 @@ from evener.errors import PlanMismatchError, UsageError
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import spread_state
 from evener.session.ask import fleet_here
+from evener.session.drop_in.asked import check_asked
+from evener.session.drop_in.gates import gate_optimizer, gate_scaler, gate_scheduler
 from evener.session.drop_in.loader import ShareLoader
 from evener.session.drop_in.steps import LoopSteps, Scale
 from evener.session.loop.feed import Samples
@@ -48,8 +50,9 @@ def prepare(
     loader: DataLoader,
     *,
     scheduler: Any = None,
+    scaler: Any = None,
     plan: Plan | None = None,
-    batch_per_device: dict[str, int] | list[int] | None = None,
+    batch_per_device: dict[str, int] | Sequence[int] | None = None,
     micro_batch: int | None = None,
     reduction: Literal["mean", "sum"] = "mean",
     weight: Callable[[Any], Any] | None = None,
@@ -61,9 +64,10 @@ def prepare(
     batch_per_device: samples of each global batch by device, a list in process order or a dict; without it
     and without a plan all get the same. micro_batch: samples of one turn of the loop. reduction: whether the
     loop's loss is a mean or a sum over its batch. weight(batch): what a mean divides by; default the samples.
-    scheduler: a torch LR scheduler, made to move once per global batch. Raises UsageError for loaders and
-    plans that cannot be shared out.
+    scheduler: a torch LR scheduler, whose step() is made to act once per global batch; scaler: a GradScaler,
+    likewise. Raises UsageError for what cannot be shared out: loaders, plans, an optimiser of another model.
     """
+    check_asked(model, optimizer, loader, micro_batch, batch_per_device)
     meeting = open_meeting()
     fleet = fleet or fleet_here(None, world_size_here() or 1)
     names = tuple(d.name for d in fleet.devices)
@@ -90,37 +94,12 @@ def prepare(
         spread_state(model)
     scale = Scale(reduction, weight)
     steps = LoopSteps(model, ranks, site.wire(fleet, names, rehearse=False), scale)
-    _gate(optimizer, steps)
+    gate_optimizer(optimizer, steps)
     if scheduler is not None:
-        _gate_scheduler(scheduler, steps)
+        gate_scheduler(scheduler, steps)
+    if scaler is not None:
+        gate_scaler(scaler, steps)
     return Prepared(model, optimizer, ShareLoader(samples, plan, steps, site.torch_device, meeting, ranks))
-
-
-def _gate(optimizer: torch.optim.Optimizer, steps: LoopSteps) -> None:
-    move = optimizer.step
-
-    @functools.wraps(move)  # with its attributes: LR schedulers look for a mark of theirs
-    def step(closure: Any = None) -> Any:
-        if closure is not None:
-            raise UsageError(
-                "an optimiser with a closure runs the model by itself and cannot be shared out",
-                remedy="an optimiser whose step() takes no closure",
-            )
-        return move() if steps.may_move() else None
-
-    optimizer.step = step  # type: ignore[method-assign]
-
-
-def _gate_scheduler(scheduler: Any, steps: LoopSteps) -> None:
-    move, seen = scheduler.step, steps.num_moves
-
-    def step(*args: Any, **kwargs: Any) -> None:
-        nonlocal seen
-        if steps.num_moves > seen:  # called every turn or once an epoch: either way only after a move
-            seen = steps.num_moves
-            move(*args, **kwargs)
-
-    scheduler.step = step
 
 
 def _samples_of(loader: DataLoader, seed: int) -> tuple[Samples, int]:
@@ -130,6 +109,10 @@ def _samples_of(loader: DataLoader, seed: int) -> tuple[Samples, int]:
             remedy="DataLoader(dataset, batch_size=global batch, shuffle=True or False)",
         )
     drawn, size = loader.sampler, len(loader.dataset)  # type: ignore[arg-type]  # samplers have asked too
+    if not size:
+        raise UsageError(
+            "the loader's dataset is empty", numbers="0 samples", remedy="check its path and filters"
+        )
     if isinstance(drawn, RandomSampler) and (drawn.replacement or len(drawn) != size):
         raise UsageError(
             "the loader draws with replacement or a part of the dataset, so an epoch is not each sample once",
@@ -149,12 +132,12 @@ def _samples_of(loader: DataLoader, seed: int) -> tuple[Samples, int]:
 
 
 def _split_plan(
-    names: tuple[str, ...], global_batch: int, given: dict[str, int] | list[int] | None, micro: int | None
+    names: tuple[str, ...], global_batch: int, given: dict[str, int] | Sequence[int] | None, micro: int | None
 ) -> Plan:
     """A plan of one-stage pipelines with the split that was asked for, the even one without."""
     if given is None:
         given = list(apportion(global_batch, [1.0] * len(names)))
-    if isinstance(given, list) and len(given) != len(names):
+    if isinstance(given, list | tuple) and len(given) != len(names):
         raise UsageError(
             f"batch_per_device has {len(given)} numbers for {len(names)} devices",
             numbers=f"devices: {', '.join(names)}",

@@ -12,6 +12,7 @@ from evener.core.tell import tell
 from evener.errors import ModelError, ReductionMismatchError, UsageError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.buckets import GradientBuckets
+from evener.runtime.problem import checked_weight
 from evener.runtime.ranks import Ranks
 from evener.runtime.tally import ABANDONED, HEALTHY, Tally
 from evener.runtime.tally import Share as TallyShare
@@ -31,7 +32,7 @@ class Scale:
 
     def of(self, batch: Any, size: int, total: int) -> tuple[float, float]:
         """(weight, factor) of a turn over `size` of the global batch's `total` samples."""
-        weight = float(self.weight(batch) if self.weight and size else size)
+        weight = checked_weight(self.weight(batch), size) if self.weight and size else float(size)
         if self.reduction == "sum":
             return weight, 1.0 if weight else 0.0
         return weight, weight if self.weight else weight / total
@@ -54,6 +55,7 @@ class LoopSteps:
         self.moved = False
         self.num_moves = 0
         self._in_turns = False  # whether some global batch took several turns of the loop
+        self._unmoved = 0  # global batches whose sum was accepted and not used, since the last move
 
     def begin(self, batch: Any, size: int, total: int, *, last: bool) -> None:
         """A micro-batch of `size` samples of a global batch of `total` is about to be handed to the loop."""
@@ -80,11 +82,13 @@ class LoopSteps:
             self._sum()
             self._report_skip()
         elif self.verdict.do == "apply" and not self.moved and self._in_turns:
-            raise UsageError(
-                f"the loop on {self.here} went on without optimizer.step() after a global batch",
-                numbers=f"step {self._number - 1}",
-                remedy="call optimizer.step() in every turn; to accumulate, use a larger batch_size",
-            )
+            raise self._without_step("a global batch", f"step {self._number - 1}")
+        self._unmoved = 0 if self.moved else self._unmoved + (self.verdict is not None)
+
+    def end_epoch(self) -> None:
+        """The loop is through with its data: UsageError where it has never called `optimizer.step()`."""
+        if self._unmoved and not self.num_moves:
+            raise self._without_step("every global batch", f"{self._unmoved} global batches")
 
     def leave(self) -> bool:
         """The loop is left in the middle; True if the global batch is done, else it comes again whole."""
@@ -93,6 +97,15 @@ class LoopSteps:
         self._buckets.discard()
         self._share, self._awaited = TallyShare(), False
         return False
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the sum over all devices is there, accepted by all, and not yet used."""
+        return self.verdict is not None and self.verdict.do == "apply" and not self.moved
+
+    def passed_by(self) -> None:
+        """The sum was looked at and the optimiser is not to move by it, on all devices alike."""
+        self.moved = True
 
     @property
     def is_done(self) -> bool:
@@ -113,6 +126,13 @@ class LoopSteps:
         if not self.moved:
             self._report_skip()
         return self.moved
+
+    def _without_step(self, after: str, numbers: str) -> UsageError:
+        return UsageError(
+            f"the loop on {self.here} went on without optimizer.step() after {after}",
+            numbers=numbers,
+            remedy="call optimizer.step() in every turn; to accumulate, use a larger batch_size",
+        )
 
     def _when_gradient_arrives(self, _: nn.Parameter) -> None:
         if self.verdict is not None and not self.moved:

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 import evener as ev
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.errors import UsageError
 from evener.session.drop_in.prepare import Prepared
 
 DATA = [(torch.tensor([float(i)]), torch.tensor([0.0])) for i in range(12)]
@@ -77,3 +78,77 @@ def test_a_second_run_after_an_interruption_trains_the_model(tmp_path) -> None:
     before = model.weight.item()
     ev.train(recipe, steps=1, plan=plan, fleet=fleet, run_dir=tmp_path, quiet=True)
     assert model.weight.item() != before
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader]:
+    model = nn.Linear(1, 1, bias=False)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(DATA, batch_size=4)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_a_loop_that_never_steps_ends_with_an_error(micro_batch: int | None) -> None:
+    """With one turn a global batch it once went through all its data, trained nothing and said nothing."""
+    model, _, loader = ev.prepare(*parts(), micro_batch=micro_batch)
+    with pytest.raises(UsageError, match=r"without optimizer.step\(\)"):
+        for x, _ in loader:
+            model(x).mean().backward()
+
+
+def test_a_loop_may_pass_a_step_by_where_a_turn_is_a_global_batch() -> None:
+    model, optimizer, loader = ev.prepare(*parts())
+    for turn, (x, _) in enumerate(loader):
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        if turn == 1:
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"loader": [1, 2]}, "prepare's loader is a list"),
+        ({"model": None}, "prepare's model is a NoneType"),
+        ({"optimizer": lambda: None}, "prepare's optimizer is a function"),
+        ({"optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)}, "not the model's"),
+        ({"loader": DataLoader([], batch_size=4, sampler=torch.utils.data.SequentialSampler([]))}, "empty"),
+        ({"micro_batch": 0}, "micro_batch of 0"),
+        ({"micro_batch": 1.5}, "micro_batch of 1.5"),
+        ({"batch_per_device": "4"}, "batch_per_device is a str"),
+        ({"batch_per_device": [4.0]}, "batch_per_device of 4.0"),
+        ({"batch_per_device": (2, 2)}, "2 numbers for 1 devices"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_cannot_be_prepared_is_refused_in_words(change: dict, told: str) -> None:
+    """These were Python's own errors, or trained nothing."""
+    given = dict(zip(("model", "optimizer", "loader"), parts(), strict=True)) | change
+    with pytest.raises(UsageError, match=told):
+        ev.prepare(**given)
+
+
+def test_what_was_prepared_is_not_prepared_again() -> None:
+    made = ev.prepare(*parts())
+    assert (made.loader.batch_size, made.loader.drop_last) == (4, False) and made.loader.dataset is DATA
+    with pytest.raises(UsageError, match="prepared already"):
+        ev.prepare(*made)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_a_gradient_scaler_scales_over_turns_and_passes_overflows_by(micro_batch: int | None) -> None:
+    """A scaler asserts that there are gradients, which are there in a global batch's last turn alone."""
+    model, optimizer, loader = parts()
+    nn.init.ones_(model.weight)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    model, optimizer, loader = ev.prepare(model, optimizer, loader, scaler=scaler, micro_batch=micro_batch)
+    seen = []
+    for turn, (x, _) in enumerate(loader):
+        optimizer.zero_grad()
+        over = float("inf") if turn == 0 else 1.0
+        scaler.scale(model(x).mean() * over).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append((round(model.weight.item(), 6), scaler.get_scale()))
+    last = [s for i, s in enumerate(seen) if micro_batch is None or i % 2]
+    assert last == [(1.0, 4.0), (0.45, 4.0), (-0.5, 8.0)]
