@@ -11,7 +11,7 @@ from evener.session.ask import fleet_here
 from evener.session.launching.launch import launch_for
 from evener.session.meeting import is_launched, open_meeting, world_size_here
 from evener.session.prediction.process import Predicted, Predictions, predict_to_file, predict_with
-from evener.session.recipe import Recipe
+from evener.session.recipe import Recipe, check_recipe
 from evener.session.request import Prediction, Request
 from evener.session.worker import telling
 
@@ -34,6 +34,7 @@ def predict(
     a safetensors file or a run's folder. With `score` also the recipe's loss and metrics. Returns them on the
     leading process, None on the others. Example: ev.predict(recipe, test).outputs["output"].argmax(1).
     """
+    check_recipe(recipe)
     fleet = fleet or fleet_here(None, world_size_here() or 1)
     with tempfile.TemporaryDirectory(prefix="evener-predict-") as folder:
         request = Request(

@@ -242,6 +242,15 @@ def with_keys(recipe: Recipe, seed: int) -> Recipe:
     return recipe
 
 
+def check_recipe(given: Any) -> None:
+    """UsageError where what was given as a recipe is none."""
+    if not isinstance(given, Recipe):
+        raise UsageError(
+            f"a {type(given).__name__} was given for a recipe",
+            remedy="ev.Recipe(model=…, dataset=…, loss=…, optimizer=…, global_batch=…)",
+        )
+
+
 def load_recipe(script: str | Path, seed: int) -> Recipe:
     """The recipe that `script` defines: its function `recipe()` is called after seeding torch with `seed`.
 

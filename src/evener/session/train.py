@@ -13,7 +13,7 @@ from evener.session.checkpoints.save_rule import Keep, rule_of
 from evener.session.journal import Outcome
 from evener.session.launching.launch import run_here
 from evener.session.meeting import world_size_here
-from evener.session.recipe import Recipe
+from evener.session.recipe import Recipe, check_recipe
 from evener.session.request import Request, folder_at, new_run_dir
 
 
@@ -43,6 +43,7 @@ def train(
     Returns the outcome on the leading process, None on the others. Raises the errors of evener, each naming
     the device.
     """
+    check_recipe(recipe)
     fleet = fleet or fleet_here(None, world_size_here() or 1)
     if isinstance(batch_per_device, list):
         names = [d.name for d in fleet.devices]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import evener as ev
 from evener.errors import DataError, ModelError, UsageError
 from evener.session.recipe import Recipe, load_recipe
 
@@ -155,3 +156,9 @@ def test_an_optimiser_that_cannot_be_made_is_the_recipes_error() -> None:
         made(optimizer=lambda params: torch.optim.SGD(params, lr=-1.0)).make_optimizer(parameters)
     with pytest.raises(ModelError, match="gave a list, which is no optimiser"):
         made(optimizer=list).make_optimizer(parameters)
+
+
+@pytest.mark.parametrize("door", [ev.train, ev.predict])
+def test_what_is_no_recipe_is_refused_at_the_front_door(door: Any) -> None:
+    with pytest.raises(UsageError, match="a str was given for a recipe"):
+        door("examples/text.py")
