@@ -1,7 +1,9 @@
 """Reading and writing the JSON files between the parts. Files are replaced whole, never half-written."""
 
+import codecs
 import io
 import os
+import re
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -46,7 +48,11 @@ def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
 
 
 def decode(raw: bytes, shape: type[T], where: str) -> T:
-    """The structure of type `shape` in `raw`; `where` names the source in errors."""
+    """The structure of type `shape` in `raw`; `where` names the source in errors.
+
+    A mark of UTF-8 at the beginning, which some editors write, is passed over.
+    """
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     name = shape.__name__.removesuffix("File").lower()
     try:
         return msgspec.json.decode(raw, type=shape)
@@ -54,9 +60,20 @@ def decode(raw: bytes, shape: type[T], where: str) -> T:
         fields = ", ".join(f.name for f in msgspec.structs.fields(shape))  # type: ignore[arg-type]
         example = f"; {EXAMPLES[name]}" if name in EXAMPLES else ""
         raise FileError(
-            f"{where} is no valid {name} file: {e}",
+            f"{where} is no valid {name} file: {_placed(str(e), raw)}",
             remedy=f"a JSON object with the fields {fields}{example}",
         ) from e
+
+
+def _placed(message: str, raw: bytes) -> str:
+    """The message with a line in the place of a byte. Example: "… (byte 4)" is "… (line 2, column 1)"."""
+
+    def line_of(found: re.Match[str]) -> str:
+        before = raw[: int(found[1])]
+        column = len(before) - before.rfind(b"\n")
+        return f"(line {before.count(b'\n') + 1}, column {column})"
+
+    return re.sub(r"\(byte (\d+)\)", line_of, message)
 
 
 def encode(value: object) -> bytes:

@@ -39,3 +39,10 @@ def test_what_has_no_end_is_not_read_to_its_end(tmp_path: Path) -> None:
         read_bytes("/dev/zero", 1024)
     (tmp_path / "right").write_bytes(b"x" * 1024)
     assert len(read_bytes(tmp_path / "right", 1024)) == 1024
+
+
+def test_a_mark_of_utf_8_is_passed_over_and_a_slip_has_its_line() -> None:
+    raw = (ROOT / "examples/fleets/8-4-2-2.json").read_bytes()
+    assert decode(b"\xef\xbb\xbf" + raw, FleetFile, "x").devices == decode(raw, FleetFile, "x").devices
+    with pytest.raises(FileError, match=r"\(line 2, column 13\)"):
+        decode(b'{\n"devices": [,]}', FleetFile, "x")

@@ -31,7 +31,10 @@ class Rule(Value, frozen=True, kw_only=True):
         if (self.steps is None) == (self.seconds is None):
             raise UsageError("a checkpoint is due every so many steps or every so many seconds: one of them")
         if (self.steps is not None and self.steps < 1) or (self.seconds is not None and not self.seconds > 0):
-            raise UsageError(f"a checkpoint every {self.steps or self.seconds or 0:g} cannot be kept up")
+            raise UsageError(
+                f"a checkpoint every {self.steps or self.seconds or 0:g} cannot be kept up",
+                remedy="steps from 1 on (200), or a time (10min)",
+            )
 
     def is_due(self, number: int, elapsed_s: float) -> bool:
         """Whether to save before step `number`, `elapsed_s` seconds after the last time.
