@@ -20,8 +20,9 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
 	touch $@
 
+# Side by side as far as tests allow it (tests/conftest.py); bytecode is kept, as tests start many processes.
 test: lint
-	$(BIN)/python -m pytest
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 4
 
 lint: setup
 	$(BIN)/ruff check $(CODE)

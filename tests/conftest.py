@@ -1,8 +1,9 @@
-"""Shared by all tests: one thread per process, no hypothesis deadline, and texts kept in tests/golden."""
+"""Shared by all tests: one thread per process, no hypothesis deadline, golden texts, what may run at once."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -20,11 +21,32 @@ GOLDEN = Path(__file__).parent / "golden"
 LIVELY = {"local", "faults", "channels"}
 
 
+def is_lively(path: Path) -> bool:
+    return not LIVELY.isdisjoint(path.parts)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of real processes are tried once more when they fail; the summary names each that was."""
+    """Tests of real processes come last, and are tried once more when they fail; the summary names each."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: is_lively(item.path.relative_to(here)))
     for item in items:
-        if LIVELY.intersection(item.path.relative_to(Path(__file__).parent).parts):
+        if is_lively(item.path.relative_to(here)):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `pytest -n`: files side by side, and then one process with all tests of real processes."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BySide(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "lively" if is_lively(Path(file)) else file
+
+    config.option.loadscopereorder = False
+    return BySide(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

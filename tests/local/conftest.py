@@ -1,9 +1,14 @@
 import pytest
 
-from tests.local.pool import Pool
+from tests.local.pool import Pool, start_pool_server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> None:
+    """Begun with the first test, so that whoever asks for processes first finds it loaded with all of it."""
+    start_pool_server()
 
 
 @pytest.fixture(scope="session")
-def pool() -> Pool:
-    """The warm pool: its server loads torch with the first test that asks for processes."""
+def pool(fork_server: None) -> Pool:
     return Pool()

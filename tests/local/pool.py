@@ -20,9 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Loaded once in the server instead of in every process: torch imports its compiler with the first step of an
-# optimiser (3 s), and a child imports the main module again, which is pytest's.
-PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "pytest", "evener.runtime.executor")
+from evener.session.launching import server
+
+
+def start_pool_server() -> None:
+    """The fork server of all tests of real processes: a job's, which has what these import loaded as well."""
+    if "pytest" not in server.PRELOADED:
+        server.PRELOADED.append("pytest")
+    server.start_server()
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,6 @@ class Pool:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(PRELOADED))
 
     def run(self, fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 40.0) -> list[Any]:
         """`fn(rank, world_size, *args)` in each process, results by rank; an error in any fails the test."""

@@ -1,0 +1,1 @@
+from tests.local.conftest import fork_server  # noqa: F401
