@@ -69,9 +69,8 @@ def _placed(message: str, raw: bytes) -> str:
     """The message with a line in the place of a byte. Example: "… (byte 4)" is "… (line 2, column 1)"."""
 
     def line_of(found: re.Match[str]) -> str:
-        before = raw[: int(found[1])]
-        column = len(before) - before.rfind(b"\n")
-        return f"(line {before.count(b'\n') + 1}, column {column})"
+        *lines, last = raw[: int(found[1])].split(b"\n")
+        return f"(line {len(lines) + 1}, column {len(last) + 1})"
 
     return re.sub(r"\(byte (\d+)\)", line_of, message)
 
