@@ -85,7 +85,8 @@ def state_lines(plan: Plan) -> list[str]:
     held = held_by(plan)
     if held is None:
         return []
-    rest = "" if held == "parameters" else "; the rest whole on every device"
+    where = "every device" if plan.is_data_parallel else "every device that holds a layer"
+    rest = "" if held == "parameters" else f"; the rest whole on {where}"
     kept = plan.prediction.owned_bytes if plan.prediction else {}
     return [f"  {WORDS[held]} in parts{rest}"] + [
         f"  {name} {percent(part)}" + (f", {size(kept[name])}" if name in kept else "")

@@ -10,14 +10,15 @@ from evener.cost.evaluate import evaluate
 from evener.cost.model import CostModel
 from evener.sim import Run, World, plan_costs, play, shrink
 from tests.unit.cost.test_owned import MB, fleet_of, plan_of, profile_of
+from tests.unit.cost.test_owned_stages import hybrid, model_of
 
 PROFILE = profile_of(10 * MB, 20 * MB, 5 * MB, update_s=0.2)
 MODEL = CostModel(fleet=fleet_of(rate=8 * MB), profile=PROFILE)
 
 
-def played(plan: Plan, *, steps: int = 2, faults: str = "") -> Run:
+def played(plan: Plan, *, steps: int = 2, faults: str = "", model: CostModel = MODEL) -> Run:
     world = World(
-        costs_of=lambda p: plan_costs(MODEL, p),
+        costs_of=lambda p: plan_costs(model, p),
         schedule_of=lambda p, costs: schedules.make(p, name="1f1b", costs=costs),
         replan=shrink,
     )
@@ -55,3 +56,21 @@ def test_who_only_kept_state_takes_samples_when_nobody_else_is_left() -> None:
         "a/1": 2,
         "a/2": 2,
     }
+
+
+@pytest.mark.parametrize("held", ["optimizer", "gradients"])
+@pytest.mark.parametrize("parts", [(1, 1, 1, 1), (3, 0, 1, 2)])
+def test_stages_with_owners_last_as_long_as_their_price_says(held: Held, parts: tuple[int, ...]) -> None:
+    model, plan = model_of(), hybrid(held, *parts, samples=3)
+    told = evaluate(model, plan)
+    run = played(plan, model=model)
+    assert run.step_s == pytest.approx([told.step_s] * 2)
+    if held == "optimizer":  # of gradients in parts, what passes is counted where the plan is judged
+        assert run.peak_bytes == pytest.approx(told.memory_bytes)
+
+
+def test_owners_of_a_pipeline_that_ends_are_those_that_still_hold_the_layer() -> None:
+    run = played(hybrid("optimizer", 3, 2, 1, 1), steps=3, faults="leave a/3 at 1", model=model_of())
+    after = run.plans[-1]
+    assert after.devices == ("a/0", "a/1")
+    assert {o.layer: o.parts for o in after.owners} == {"l0": {"a/0": 3}, "l1": {"a/1": 2}}
