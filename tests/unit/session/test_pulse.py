@@ -1,7 +1,13 @@
+import queue
+import threading
+import time
 from types import SimpleNamespace
 
+import pytest
+import torch
 import torch.distributed as dist
 
+from evener.runtime.wire import GroupWire
 from evener.session import pulse as pulse_module
 from evener.session.pulse import GONE, SILENT_S, Pulse, begun_key, is_counting, pulse_key
 
@@ -167,6 +173,28 @@ def test_a_wait_that_nothing_ends_ends_the_process(monkeypatch):
     monkeypatch.setattr(pulse_module, "_waits_in_a_sum", lambda: True)
     a._run()
     assert gone[0] == "a waits in a sum that nothing ends, and goes: the process of b has ended"
+
+
+@pytest.mark.parametrize("where", ["wait", "all_reduce"])
+def test_a_sum_is_known_by_where_the_main_thread_is(where: str):
+    """Waiting for a sum, or for others to come to a group whose library connects in its first one."""
+    blocked, seen = queue.SimpleQueue(), []  # whose `get` waits in C, as a library does
+
+    def look() -> None:
+        end = time.monotonic() + 20
+        while not (found := pulse_module._waits_in_a_sum()) and time.monotonic() < end:
+            continue
+        seen.append(found)
+        blocked.put(SimpleNamespace(wait=bool))
+
+    at_once = SimpleNamespace(wait=blocked.get)
+    group = SimpleNamespace(allreduce=blocked.get if where == "all_reduce" else lambda _: at_once)
+    assert not pulse_module._waits_in_a_sum()
+    thread = threading.Thread(target=look)
+    thread.start()
+    GroupWire(group).all_reduce(torch.zeros(1), "step 0, bucket 0").wait()
+    thread.join(20)
+    assert seen == [True]
 
 
 def test_a_device_counts_if_somebody_does_so_for_it_now():
