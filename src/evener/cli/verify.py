@@ -41,6 +41,7 @@ def verify(
 ) -> None:
     """Run the same steps on the devices together and in a plain PyTorch loop on one, and compare.
 
+    On one device each batch is taken in two unequal parts; --rehearse FLEET also compares sums over devices.
     Exit code 0 if the gradient of the first step agrees within 1e-6 in float32 and 1e-12 in float64 and the
     parameters after all steps within 1e-10 in float64; 1 if not, which is also the answer for a plan with
     devices in a lower precision: the distance is then printed beside what that precision explains.
@@ -118,6 +119,11 @@ def conditions_of(found: "Exactness") -> tuple[str, str]:
 
 def verdict_of(found: "Exactness") -> str:
     """Yes or no, and why not where the plan itself says so."""
+    if found.nothing:
+        return (
+            f"nothing was compared: {found.nothing}; what would work: a batch of several samples, "
+            "--batch-per-device, --rehearse FLEET"
+        )
     if found.exact:
         return "yes"
     said = [f"{precision} on {', '.join(on)}" for precision, on in found.lower_precision.items()]
@@ -142,5 +148,7 @@ def hint_of(found: "Exactness") -> str:
         return ""
     return NotExactError(
         "float64 differs as well, so this is no rounding",
-        remedy="a mean over masked labels needs weight=, a loss given as a sum needs reduction='sum'",
+        remedy="weight= with what the loss's mean divides by, where that is not samples (masked labels and "
+        "ignore_index: the valid ones; class weights: their sum); reduction='sum' for a loss given as a sum; "
+        "a model that mixes the samples of a batch is not exact on any split",
     ).render()

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from evener.cli.main import main
-from evener.cli.verify import conditions_of
+from evener.cli.verify import conditions_of, verdict_of
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.session.exactness import verify as exactness
@@ -56,8 +56,8 @@ def test_a_result_that_differs_in_kind_comes_with_what_would_work(
         main(["verify", str(script), "--devices", "cpu", "--run-dir", str(tmp_path)])
     assert done.value.code == code
     said = capsys.readouterr().out
-    hint = "a mean over masked labels needs weight=, a loss given as a sum needs reduction='sum'"
-    assert (hint in said, "EV501" in said) == (hinted, hinted)
+    hints = ("weight=", "ignore_index", "class weights", "reduction='sum'", "mixes the samples of a batch")
+    assert [hint in said for hint in (*hints, "EV501")] == [hinted] * 6
 
 
 @pytest.mark.parametrize(("rate", "off"), [(0.5, True), (0.0, False)])
@@ -104,3 +104,29 @@ def test_each_line_says_what_it_was_computed_with() -> None:
     assert "with int8 between hosts" in single and "without int8" in double
     assert all("against a plain loop that does local:4:1:0 too" in words for words in (single, double))
     assert conditions_of(result(1e-8, 1e-15, 1e-14)) == ("", "")
+
+
+def test_one_device_is_not_compared_with_itself(tmp_path: Path) -> None:
+    """ "exact: yes" was said of a model that mixes samples, where two devices said no by 7 %."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import torch, evener as ev\n"
+        "def recipe():\n"
+        "    return ev.Recipe(model=torch.nn.Linear(2, 2), dataset=[(torch.ones(2), torch.ones(2))] * 32,\n"
+        "                     loss=torch.nn.MSELoss(), optimizer=torch.optim.AdamW, global_batch=32)\n"
+    )
+    alone = Request(fleet=Fleet(devices=(Device(name="lab/a", kind="cpu"),)), run_dir="", script=str(script))
+    assert exactness.in_two_parts(alone).micro_batch == 22
+    given = replace(alone, plan=PLAN)
+    assert exactness.in_two_parts(given) == given
+    (pipeline,) = PLAN.pipelines
+    stage = replace(STAGE, shares=(Share(devices=("lab/a",), samples=3),))
+    parts = replace(PLAN, pipelines=(replace(pipeline, micro_batch=3, stages=(stage,)),))
+    assert exactness._alone(parts) == (
+        "",
+        ("lab/a alone, its batches in parts of 3 and 1 samples: no sum over devices was tested",),
+    )
+    nothing, _ = exactness._alone(PLAN)
+    said = verdict_of(replace(result(0.0, 0.0, 0.0), exact=False, nothing=nothing))
+    assert said.startswith("nothing was compared: lab/a took every batch at once")
+    assert "--rehearse FLEET" in said

@@ -18,7 +18,15 @@ from evener.session.checkpoints.tensors import (
     drop_first_gradients,
     first_gradients,
 )
-from evener.session.exactness.reference import at_once, by_hosts, distance, merged, part_of_way, reference
+from evener.session.exactness.reference import (
+    at_once,
+    by_hosts,
+    distance,
+    merged,
+    micro_batches,
+    part_of_way,
+    reference,
+)
 from evener.session.launching.launch import run
 from evener.session.layout.precision import lower_precision
 from evener.session.planning.decide import fewer_of
@@ -42,7 +50,8 @@ class Exactness(Value, frozen=True, kw_only=True):
     float32 only; the bound is then four times what it makes of the gradient itself. `fewer` is how hosts
     exchange less often than once a step: errors are then those from a plain loop that does the same, and
     `deviation` is how far it ends from one sum a step, as a part of the way that goes. `as_planned` says that
-    no error is beyond its bound.
+    no error is beyond its bound. `nothing` says why nothing was compared where one device took every batch at
+    once, as the plain loop does; that is not exact, and not the contrary.
     """
 
     exact: bool
@@ -58,6 +67,7 @@ class Exactness(Value, frozen=True, kw_only=True):
     fewer: str = ""
     deviation: float | None = None
     notes: tuple[str, ...] = ()
+    nothing: str = ""
 
 
 def verify(request: Request) -> Exactness | None:
@@ -69,7 +79,9 @@ def verify(request: Request) -> Exactness | None:
     parameters. Exact means: gradient within 1e-6 in float32 and 1e-12 in float64, parameters within 1e-10 in
     float64. A plan with devices in a
     lower precision is not exact; float64 is left alone by it and shows that the sums are right all the same.
+    A fleet of one device takes its batches in two unequal parts: at once it would be compared with itself.
     """
+    request = in_two_parts(request)
     steps = request.steps or 5
     errors: dict[str, tuple[float, float]] = {}
     bound, lower = FLOAT32_BOUND, dict[str, tuple[str, ...]]()
@@ -110,14 +122,15 @@ def verify(request: Request) -> Exactness | None:
         own = {n: t.detach().cpu() for n, t in ends.items()}
         errors[dtype] = gradient, distance({n: tensors[n] for n in own}, own)
     assert plan is not None
-    notes += untested(request, load_recipe(request.script, request.seed), plan)
+    nothing, note = _alone(plan)
+    notes += (*note, *untested(request, load_recipe(request.script, request.seed), plan))
     as_planned = (
         errors["float32"][0] <= bound
         and errors["float64"][0] <= FLOAT64_BOUND
         and errors["float64"][1] <= PARAMETER_BOUND
     )
     return Exactness(
-        exact=as_planned and errors["float32"][0] <= FLOAT32_BOUND and not plan.fewer,
+        exact=as_planned and errors["float32"][0] <= FLOAT32_BOUND and not plan.fewer and not nothing,
         gradient_error=errors["float32"][0],
         gradient_error_float64=errors["float64"][0],
         parameter_error_float64=errors["float64"][1],
@@ -130,7 +143,30 @@ def verify(request: Request) -> Exactness | None:
         fewer=str(plan.fewer or ""),
         deviation=deviation,
         notes=notes,
+        nothing=nothing,
     )
+
+
+def in_two_parts(request: Request) -> Request:
+    """The request of one device with a micro-batch of two thirds of the batch, unless it says how to split.
+
+    Example: a batch of 32 is taken as 22 and 10. A mean that is none, or a model that mixes samples, shows.
+    """
+    if len(request.fleet.devices) > 1 or request.plan or request.micro_batch:
+        return request
+    batch = request.global_batch or load_recipe(request.script, request.seed).global_batch
+    return msgspec.structs.replace(request, micro_batch=-(-2 * batch // 3))
+
+
+def _alone(plan: Plan) -> tuple[str, tuple[str, ...]]:
+    """(why nothing was compared, or ""; a note) where one device takes all."""
+    if len(plan.devices) > 1:
+        return "", ()
+    (here,), sizes = plan.devices, [len(m) for row in micro_batches(plan) for m in row]
+    if len(sizes) == 1:
+        return f"{here} took every batch at once, as the plain loop does", ()
+    told = " and ".join(map(str, sizes)) if len(sizes) == 2 else f"at most {max(sizes)}"
+    return "", (f"{here} alone, its batches in parts of {told} samples: no sum over devices was tested",)
 
 
 def _asked(

@@ -25,6 +25,7 @@ from evener.rehearsal.pacer import Roomy
 from evener.runtime.dropout import dropout_keys
 from evener.runtime.problem import to_device
 from evener.session.meeting import Meeting
+from evener.session.planning.additive import check_adds_up
 from evener.session.planning.beside_steps import BesideSteps
 from evener.session.planning.decide import check_dataset
 from evener.session.recipe import Recipe
@@ -92,7 +93,8 @@ def _profiled(
     if device.type != "cpu":
         memory = None  # it says itself what does not fit
     with dropout_keys(recipe.model, -1, None):
-        return profile_model(
+        unseen = check_adds_up(recipe, device)
+        profile = profile_model(
             model=recipe.model,
             step_loss=step_loss,
             optimizer=recipe.optimizer,
@@ -106,6 +108,7 @@ def _profiled(
             name=recipe.name or type(recipe.model).__name__,
             beside=beside,
         )
+    return replace(profile, note="; ".join(filter(None, (profile.note, unseen))))
 
 
 def _move_to(device: torch.device, recipe: Recipe, site: Site) -> None:

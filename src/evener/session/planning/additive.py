@@ -1,0 +1,134 @@
+"""Whether a recipe's loss adds up over parts of a batch, which is what makes any split of it exact.
+
+loss(8 samples) × what it divides by  =  the same of 3 of them + the same of the other 5
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evener.core.tracebacks import last_line
+from evener.errors import ModelError
+from evener.profiling.unchanged import left_unchanged
+from evener.runtime.problem import Problem, to_device
+from evener.runtime.tables.layer import table_layers
+from evener.session.recipe import Recipe
+
+MOST_SAMPLES = 8
+TOLERANCE = 1e-3  # of the loss: convolutions on some cards round to ten bits
+_SEEN = "whether the loss adds up over parts of a batch was not looked at"
+_ACCEPT = (
+    "where each micro-batch is to have a mean of its own all the same, as in gradient accumulation: weight= "
+    "with the number of samples, weight=lambda batch: len(batch[0])"
+)
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A batch, run: its loss, what a mean of that divides by, and the model's output."""
+
+    samples: int
+    loss: float
+    scale: float
+    output: Any
+
+    @property
+    def loss_sum(self) -> float:
+        return self.loss * self.scale if self.scale else 0.0
+
+
+def check_adds_up(recipe: Recipe, device: torch.device) -> str:
+    """Run a few samples of the dataset at once and in two parts, in evaluation mode, and compare the losses.
+
+    The model is on `device` and is left as it was. Returns a sentence where nothing could be compared, else
+    "". A recipe with its own `weight` is not looked at: that is the user's word. Raises ModelError where the
+    parts do not make the whole: then the result would depend on how a batch is split.
+    Example: a mean over the valid labels of each batch, without weight=, is refused.
+    """
+    size = len(recipe.dataset)
+    samples = min(MOST_SAMPLES, recipe.global_batch, size)
+    if recipe.weight is not None or samples < 2:
+        return ""
+    if table_layers(recipe.model):
+        return f"{_SEEN}: tables are placed elsewhere"
+    rounding = max((torch.finfo(p.dtype).eps for p in recipe.model.parameters()), default=0.0)
+    if rounding > TOLERANCE / 100:
+        return f"{_SEEN}: the model is in a lower precision than float32"
+    indices = [i * size // samples for i in range(samples)]
+    cut = max(1, samples * 3 // MOST_SAMPLES)
+    try:
+        with left_unchanged(recipe.model, device), _evaluating(recipe.model), torch.no_grad():
+            parts = [_run(recipe, device, part) for part in (indices[:cut], indices[cut:])]
+            whole, again = _run(recipe, device, indices), _run(recipe, device, indices)
+    except Exception as e:
+        return f"{_SEEN}: {last_line(e)}"
+    sums = [whole.loss_sum, again.loss_sum, *(part.loss_sum for part in parts)]
+    if not all(map(math.isfinite, sums)):
+        return f"{_SEEN}: it is no finite number"
+    if not _close(whole.loss_sum, again.loss_sum):
+        return f"{_SEEN}: it is another one each time"
+    if not _close(whole.loss_sum, sum(part.loss_sum for part in parts)):
+        raise _refused(recipe.problem, whole, parts)
+    return ""
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout, and with BatchNorm's running statistics: what is left of mixing is the model's own."""
+    training = [m for m in model.modules() if m.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _run(recipe: Recipe, device: torch.device, indices: Sequence[int]) -> _Ran:
+    problem, batch = recipe.problem, recipe.collate_fn([recipe.dataset[i] for i in indices])
+    weight = problem.weight_of(batch, len(indices))
+    args, kwargs, target = problem.inputs(to_device(batch, device))
+    output = recipe.model(*args, **kwargs)
+    loss, _ = problem.loss_of(output, target)
+    return _Ran(len(indices), float(loss), weight if problem.reduction == "mean" else 1.0, output)
+
+
+def _close(a: float, b: float) -> bool:
+    return abs(a - b) <= TOLERANCE * max(abs(a), abs(b))
+
+
+def _refused(problem: Problem, whole: _Ran, parts: Sequence[_Ran]) -> ModelError:
+    losses, sizes = " and ".join(f"{p.loss:.6g}" for p in parts), " and ".join(str(p.samples) for p in parts)
+    numbers = f"{whole.samples} samples at once: {whole.loss:.6g}; {sizes} of them: {losses}"
+    if _close(whole.loss, sum(p.loss for p in parts)) and problem.reduction == "mean":
+        return ModelError(
+            "the loss is a sum over samples, and is taken for a mean",
+            numbers=numbers,
+            remedy='reduction="sum", or a loss that is a mean',
+        )
+    if _mixes(whole.output, parts[0].output, parts[0].samples):
+        return ModelError(
+            "the model mixes the samples of a batch: the result depends on how batches are split",
+            numbers=numbers,
+            remedy=f"a model whose output for a sample does not depend on the others; {_ACCEPT}",
+        )
+    return ModelError(
+        "the loss is no mean over samples: the gradient would depend on how batches are split",
+        numbers=numbers,
+        remedy="weight= with what its mean divides by: valid labels, weight=lambda batch: (batch[1] != "
+        "-100).sum(), or the sum of their classes' weights; a loss that compares the samples of a batch with "
+        f"each other has no such number; {_ACCEPT}",
+    )
+
+
+def _mixes(whole: Any, part: Any, samples: int) -> bool:
+    """Whether the outputs for the first samples differ once others are beside them; no if that is unknown."""
+    if not (isinstance(whole, Tensor) and isinstance(part, Tensor) and whole.shape[1:] == part.shape[1:]):
+        return False
+    off = (whole[:samples] - part).abs().max()
+    return bool(off > TOLERANCE * part.abs().max())

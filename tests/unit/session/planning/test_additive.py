@@ -1,0 +1,102 @@
+"""Losses that are no mean over samples are told before the first step; what only looks so is not."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from evener.errors import ModelError
+from evener.session.planning.additive import check_adds_up
+from evener.session.recipe import Recipe
+
+CPU = torch.device("cpu")
+X = torch.randn(64, 6, generator=torch.manual_seed(0))
+Y = (X[:, 0] > 0).long()
+MASKED = torch.where(X[:, 1] > 0.5, -100, Y)
+
+
+class Centred(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+class Noisy(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.dropout(x))  # on in evaluation too
+
+
+def made(loss: Any, y: Tensor = Y, model: nn.Module | None = None, **more: Any) -> Recipe:
+    torch.manual_seed(1)
+    return Recipe(
+        model=(model or nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3))),
+        dataset=TensorDataset(X, y),
+        loss=loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        global_batch=32,
+        **more,
+    )
+
+
+def masked(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target)
+
+
+def by_class(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, weight=torch.tensor([1.0, 5.0, 1.0]))
+
+
+def summed(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "what", "remedy"),
+    [
+        (lambda: made(masked, MASKED), "no mean over samples", "weight="),
+        (lambda: made(by_class), "no mean over samples", "classes' weights"),
+        (lambda: made(summed), "is a sum over samples", 'reduction="sum"'),
+        (lambda: made(masked, model=Centred(6, 3)), "mixes the samples", "len(batch[0])"),
+    ],
+    ids=["masked labels", "class weights", "a sum", "a model that mixes samples"],
+)
+def test_what_would_depend_on_the_split_is_refused_before_the_first_step(recipe, what, remedy) -> None:
+    """They trained in silence, with gradients that were 5 to 7 % off."""
+    with pytest.raises(ModelError, match=what) as refused:
+        check_adds_up(recipe(), CPU)
+    assert remedy in refused.value.remedy and "3 and 5 of them" in refused.value.numbers
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        lambda: made(masked),  # beside BatchNorm and dropout, which are told elsewhere
+        lambda: made(nn.CrossEntropyLoss(), MASKED),
+        lambda: made(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 1.0])), MASKED),
+        lambda: made(summed, reduction="sum"),
+        lambda: made(masked, MASKED, weight=lambda batch: (batch[1] != -100).sum()),
+        lambda: made(masked, model=Centred(6, 3), weight=lambda batch: len(batch[0])),  # accepted
+    ],
+)
+def test_what_adds_up_or_is_the_users_word_passes(recipe) -> None:
+    given = recipe()
+    before = {n: t.clone() for n, t in given.model.state_dict().items()}
+    state = torch.get_rng_state()
+    assert check_adds_up(given, CPU) == ""
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(m.training for m in given.model.modules())
+    assert all(torch.equal(t, before[n]) for n, t in given.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda: Noisy(6, 3), "another one each time"),
+        (lambda: nn.Linear(6, 3).bfloat16(), "lower precision"),
+        (lambda: nn.Linear(5, 3), "cannot be multiplied"),
+    ],
+)
+def test_what_could_not_be_compared_is_said(model, why) -> None:
+    assert why in check_adds_up(made(masked, MASKED, model=model()), CPU)
