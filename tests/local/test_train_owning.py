@@ -76,8 +76,8 @@ def hybrid(held: Held, parts: tuple[int, ...] = (4, 1, 2, 3)) -> Plan:
     )
 
 
-def asked(folder: Path, **more: Any) -> Request:
-    (folder / "task.py").write_text(SCRIPT, encoding="utf-8")
+def asked(folder: Path, script: str = SCRIPT, **more: Any) -> Request:
+    (folder / "task.py").write_text(script, encoding="utf-8")
     names = more["plan"].devices if "plan" in more else NAMES
     devices = tuple(Device(name=n, kind="cpu", type="cpu", threads=1) for n in names)
     return Request(
@@ -136,3 +136,20 @@ def test_owners_of_a_layer_that_is_not_there_are_refused_before_devices_agree(tm
     with pytest.raises(EvenerError, match="9, no layers of the model") as e:
         launch(asked(tmp_path, plan=replace(wrong, owners=owners), steps=2))
     assert e.value.code == "EV202" and not (tmp_path / "fleet.json").exists()
+
+
+DIES = """
+    def die(*_):
+        import os, signal, torch.distributed as dist
+        if dist.is_initialized() and dist.get_rank() == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    layers[4].register_full_backward_hook(die)
+    return ev.Recipe"""
+
+
+def test_a_lost_owner_of_a_stage_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    """As where there is one stage: nobody else has its part. It is killed in a backward."""
+    script = SCRIPT.replace("\n    return ev.Recipe", DIES)
+    with pytest.raises(EvenerError, match="the process of here/d was ended by SIGKILL") as e:
+        launch(asked(tmp_path, script, plan=hybrid("gradients"), steps=5))
+    assert e.value.code == "EV401" and "--resume" in e.value.remedy
