@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from evener.core.figures import Figure, line
 from evener.core.fleet import Device, Fleet, Link
@@ -73,6 +74,24 @@ def test_a_model_that_no_device_holds_becomes_a_pipeline_with_a_full_report(tmp_
     assert sum(report.lost_s.values()) == pytest.approx(report.gap_s)
     assert report.loss_last < report.loss_first
     assert outcome.parameters_agree
+
+
+def test_state_in_parts_has_room_for_a_second_pipeline(tmp_path) -> None:
+    """Half of the model, its gradients and all of its state fill a device but for activations and sums."""
+    devices = tuple(
+        replace(device, name=f"{host}/{i}", kind="k", flops={"float32": Figure(value=2e7, source="assumed")})
+        for host in "ab"
+        for i, device in enumerate(fleet(2.3 * WHOLE, 2.3 * WHOLE).devices)
+    )
+    near, far = line(1e-4, 1e9), line(1e-3, 1e7)
+    links = (*(Link(a=h, b=h, curve=near) for h in "ab"), Link(a="a", b="b", curve=far))
+    wanted = request_for(tmp_path, Fleet(devices=devices, links=links), shapes="all", state="auto")
+    outcome = launch(wanted)
+    assert [len(p.stages) for p in outcome.plan.pipelines] == [2, 2]
+    assert outcome.plan.owners and outcome.plan.prediction is not None
+    assert all(b <= 0.9 * 2.3 * WHOLE for b in outcome.plan.prediction.memory_bytes.values())
+    assert outcome.parameters_agree and outcome.report is not None
+    assert outcome.report.loss_last < outcome.report.loss_first
 
 
 @pytest.mark.parametrize(
