@@ -95,7 +95,7 @@ class JobChannel:
                 sender = self._senders[to] = transport.sender(place)
             return sender.send(tensors, key)
 
-    def receive(self, source: str, key: str, *, device: torch.device) -> "Awaited":
+    def receive(self, source: str, key: str, *, device: torch.device | str) -> "Awaited":
         """Expect a message; see `Channel.receive` in `core/seams.py`."""
         inbox = self._inboxes.get(source)
         if inbox is None:
@@ -108,7 +108,7 @@ class JobChannel:
                 )
                 receiver = transport.receiver(place)
                 inbox = self._inboxes[source] = _Inbox(self.here, source, receiver, drain, self._using)
-        return inbox.expect(key, device)
+        return inbox.expect(key, torch.device(device))
 
     def abort(self, reason: str) -> None:
         """End every wait, now and later, with a PeerLostError that says `reason`; from any thread.
