@@ -144,6 +144,12 @@ class RefusedError(EvenerError):
     code = "EV404"
 
 
+class DividedError(EvenerError):
+    """Too few devices of a job reach each other: the others may go on somewhere else."""
+
+    code = "EV405"
+
+
 class NotExactError(EvenerError):
     """`verify` found a gradient or parameter further from the reference than promised."""
 

@@ -257,23 +257,32 @@ def test_when_all_copies_are_gone_the_error_says_what_is_missing(tmp_path) -> No
 class Job:
     """A long run of `evener train` on host 1 of a network, that others may join from other hosts."""
 
-    def __init__(self, tmp_path: Path, network: Network | None) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        network: Network | None,
+        *,
+        devices: str = "cpu,cpu",
+        steps: int = 1000000,
+        split: tuple[str, ...] = ("--batch", "12", "--micro-batch", "6"),
+        pause_s: float | str = 0.002,
+    ) -> None:
         self.folder, self.script = tmp_path / "run", tmp_path / "job.py"
-        self.script.write_text(SCRIPT.format(dtype="double", pause_s=0.002))
+        self.script.write_text(SCRIPT.format(dtype="double", pause_s=pause_s))
         self._network, self._started = network, []
         at = f"{network.address(1)}:0" if network else "127.0.0.1:0"
         words = (
             "--devices",
-            "cpu,cpu",
+            devices,
             "--steps",
-            "1000000",
+            str(steps),
             "--no-adapt",
             "--run-dir",
             str(self.folder),
             "--open-at",
             at,
         )
-        self.process = self._start(1, *words, "--batch", "12", "--micro-batch", "6")
+        self.process = self._start(1, *words, *split)
         self.address, self.told = "", []
         for line in self.process.stderr:
             self.told.append(line)
@@ -306,10 +315,12 @@ class Job:
         self._started.append(subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **streams))
         return self._started[-1]
 
-    def join(self, host: int, token: Path | None = None, script: Path | None = None) -> subprocess.Popen:
+    def join(
+        self, host: int, *more: str, token: Path | None = None, script: Path | None = None
+    ) -> subprocess.Popen:
         token = token or self.folder / TOKEN_FILE
         words = ("--join", self.address, "--token-file", str(token), "--devices", "cpu")
-        return self._start(host, *words, script=script)
+        return self._start(host, *words, *more, script=script)
 
     @property
     def told_so_far(self) -> str:

@@ -83,6 +83,10 @@ class Network:
         """Nothing passes the switch any more; the hosts' links stay up."""
         self._run(MIDDLE, f"ip link set br{switch} down")
 
+    def part(self, host: int, switch: int = 0) -> None:
+        """Nothing passes between this host and the others over this switch any more; its link stays up."""
+        self._run(MIDDLE, f"ip link set {self.port(host, switch)} nomaster")
+
     def part_pair(self, a: int, b: int, switch: int = 0) -> None:
         """Hosts a and b no longer reach each other over this switch; all others reach both."""
         for host in (a, b):

@@ -28,6 +28,18 @@ class ScaleState(Value, frozen=True, kw_only=True):
     good_steps: int
 
 
+class Electorate(Value, frozen=True, kw_only=True):
+    """Whose consent it takes to go on after a generation: its `devices`, who met at `store`.
+
+    `store` is "" for the job's first one, else "host:port" of a standby; `bound` are the devices that end
+    with it.
+    """
+
+    devices: tuple[str, ...]
+    store: str = ""
+    bound: tuple[str, ...] = ()
+
+
 class HeldRows(Value, frozen=True, kw_only=True):
     """Rows `start` to `stop` of a table are on `device`."""
 
@@ -70,6 +82,8 @@ class Standing(Value, frozen=True, kw_only=True):
     kept: Ranges = ()
     kept_none: str = ""
     rows: dict[str, Ranges] = {}
+    serves: str = ""
+    electorates: tuple[Electorate, ...] = ()
 
 
 class Rest(Value, frozen=True, kw_only=True):
@@ -91,7 +105,9 @@ class Turn(Value, frozen=True, kw_only=True):
     `holders` has, by name of parameter and buffer, who has its state as of `step`; with `rewind` that state
     is in their copies of before `step`. `ballot` concludes the step before for those who lack it. `rest` is
     what is left to do of `step` where samples of it are kept. `rows` has by table who gives which rows;
-    who is to have them says the plan.
+    who is to have them says the plan. `standbys` has, in the order in which they are tried, where devices
+    serve standbys for the job's store. Until the generation is formed its members need all `electorates`,
+    from then on the last of them, which is its own.
     """
 
     fleet: Fleet
@@ -108,6 +124,8 @@ class Turn(Value, frozen=True, kw_only=True):
     rest: Rest | None = None
     rows: dict[str, tuple[HeldRows, ...]] = {}
     reasons: tuple[str, ...] = ()
+    standbys: dict[str, str] = {}
+    electorates: tuple[Electorate, ...] = ()
 
     @property
     def stays(self) -> tuple[str, ...]:

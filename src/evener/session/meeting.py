@@ -4,6 +4,7 @@ Works alike under `evener train` and under torchrun: both set RANK, WORLD_SIZE, 
 """
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,9 @@ from evener.session.sockets import GroupSockets, shut_sockets
 T = TypeVar("T")
 OUTCOME, FINISHED = "outcome", "finished"  # what the leading process puts at the end
 BEGUN = "begun"  # put once all are ready for the first step: from then on a lost device ends no elastic job
+OVER = "over"  # put by who serves the store before it ends on purpose: then nobody goes on elsewhere
+GUESTS = "guests"  # put once devices have joined from elsewhere
+LINGER_S = 1.0  # of a store whose job has ended, until guests have seen it
 HOW_TO_JOIN = "how to join"  # a sentence of the process that started the others
 POLL_S = 0.01
 FOREVER = timedelta(days=365)  # for what takes as long as the training
@@ -63,6 +67,7 @@ class Meeting:
         self._is_over = threading.Event()
         self._entrance = store  # where failures are told, whatever room this is
         self._patience = PATIENCE
+        self.at = ""  # where a standby serves this store, "host:port"; the job's first one otherwise
 
     def within(self, name: str) -> "Meeting":
         """This meeting with keys of its own; failures are still told to all."""
@@ -80,6 +85,22 @@ class Meeting:
         other.store = self.store.clone()  # type: ignore[attr-defined]
         other._entrance = self._entrance.clone()  # type: ignore[attr-defined]
         return other
+
+    def move_to(self, store: dist.Store, at: str) -> None:
+        """From now on meet at the standby that serves `store` at `at`; not for a meeting within this one."""
+        self.store = self._entrance = store
+        self.at, self._is_over = at, threading.Event()
+
+    def answers(self) -> bool:
+        """Whether the store can be asked."""
+        try:
+            return not self._is_over.is_set() and (self._entrance.check([BEGUN]) or True)
+        except RuntimeError:
+            return False
+
+    def is_told(self, key: str) -> bool:
+        """Whether `key` was put for all, in whatever room this is."""
+        return self._entrance.check([key])
 
     def cut_off(self) -> None:
         """End all connections to the store: nothing comes over them, and a call would wait for minutes."""
@@ -223,6 +244,21 @@ def read_failure(store: dist.Store) -> Failure | None:
         return msgspec.json.decode(store.get("failure/1"), type=Failure)
     except (RuntimeError, msgspec.DecodeError):
         return None
+
+
+def store_at(host: str, port: int, timeout: timedelta) -> dist.Store:
+    """A connection to the store at `host`:`port`; RuntimeError where it does not answer in time."""
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def serve_store(host: str) -> tuple[dist.TCPStore, int]:
+    """A store that listens at `host` alone, and its port: torch's own choice is every interface."""
+    listening = socket.create_server((host, 0))
+    port = listening.getsockname()[1]
+    store = dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+    return store, port
 
 
 def is_launched() -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from evener.core.tell import tell
+from evener.session.meeting import OVER
 
 EVERY_S = 0.1
 SILENT_S = 0.9  # a device that computes still counts: this is for one that is stopped, gone or cut off
@@ -70,7 +71,8 @@ class Pulse:
         self._heard: dict[str, tuple[bytes, float]] = {}
         self._lost: dict[str, str] = {}
         self._wake: Callable[[str], object] = lambda reason: None
-        self.patience_s = UNBORN_S
+        self.patience_s = self._unborn_s = UNBORN_S
+        self.is_over = False  # whether the job was brought to an end
         self._reached_s = self._looked_s = clock()
         self._late_s = 0.0
         self._held_until_s = clock()
@@ -93,6 +95,15 @@ class Pulse:
     def hold(self, seconds: float) -> None:
         """Neither count nor listen for so long, as if nothing could be reached."""
         self._held_until_s = self._clock() + seconds
+
+    def move(self, store: dist.Store, unborn_s: float) -> None:
+        """From now on count and listen at `store`, where the others are to come within `unborn_s`."""
+        with self._lock:
+            store.set(pulse_key(self.here), str(self._count))
+            self._store, self._unborn_s = store, unborn_s
+            self._watched, self._heard, self._lost, self.alarm = (), {}, {}, None
+            self._reached_s = self._looked_s = self._clock()
+            self._late_s = 0.0
 
     def watch(self, generation: int, others: Sequence[str], wake: Callable[[str], object]) -> None:
         """From now on `wake(reason)` is called when one of `others` is lost or leaves `generation`.
@@ -145,6 +156,7 @@ class Pulse:
                 found = [self._listen(device, now) for device in self._watched]
                 if self._generation and self._store.check([begun_key(self._generation + 1)]):
                     found.append("another device has noticed a change")
+                self.is_over = self.is_over or self._store.check([OVER])
                 self._reached_s = now
             except RuntimeError as e:
                 silent_s = self._clock() - self._reached_s
@@ -166,7 +178,7 @@ class Pulse:
             self._heard[device] = (count, now)
             self._lost.pop(device, None)
             return None
-        if now - since < (self.patience_s + SLACK * self._late_s if count else UNBORN_S):
+        if now - since < (self.patience_s + SLACK * self._late_s if count else self._unborn_s):
             return None
         self._lost[device] = f"silent for {now - since:.1f} s"
         return f"{device} was {self._lost[device]}"

@@ -238,12 +238,15 @@ def survives(request: Request, recipe: Recipe) -> bool:
 
 def _live(member: Member, turn: Turn, number: int) -> tuple[Outcome | None, Generation]:
     """Generation after generation, from `number` on, until the run is at its end."""
-    failures = 0
+    failures, earlier = 0, False
     with Journal(member.request, member.recipe) as journal:
         while True:
             generation = Generation(number=number, room=member.meeting.within(room_of(number)), turn=turn)
-            # The one before holds itself in circles, with room for all gradients: the next one needs that.
-            give_back(member.site.torch_device)
+            if earlier:
+                # The one before holds itself in circles, with room for all gradients: this one needs that.
+                # Not before the first: a pulse that is late by then bears with silence for seconds.
+                give_back(member.site.torch_device)
+            earlier = True
             try:
                 form(member, generation)
                 if generation.steps is None:

@@ -43,7 +43,7 @@ def test_what_a_generation_held_is_free_before_the_next_one_is_formed(
     monkeypatch.setattr(worker, "_can_go_on", lambda *_: True)
     turn = SimpleNamespace(step=0)
     monkeypatch.setattr(worker, "_next", lambda *_: (2, turn))
-    meeting = SimpleNamespace(within=lambda name: None, has=lambda key: False)
+    meeting = SimpleNamespace(within=lambda name: None, has=lambda key: False, answers=lambda: True)
     site = SimpleNamespace(torch_device=torch.device("cpu"))
     member = SimpleNamespace(request=None, recipe=None, meeting=meeting, site=site, records=[])
     gc.disable()

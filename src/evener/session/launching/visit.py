@@ -1,6 +1,7 @@
 """`evener train --join`: one device of this host takes part in a job that runs already."""
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from evener.core.addresses import host_and_port
 from evener.core.fleet import Device, Fleet
 from evener.core.tell import tell
 from evener.errors import RefusedError, UsageError
-from evener.session.address import choose_interface
+from evener.session.address import address_here, choose_interface
 from evener.session.journal import Outcome
-from evener.session.meeting import FINISHED, Meeting
+from evener.session.meeting import FINISHED, GUESTS, LINGER_S, OVER, Meeting
 from evener.session.members.door import knock, read_token
 from evener.session.members.joiner import free_name, meeting_at, script_here
+from evener.session.members.standby import Standby
 from evener.session.members.wishes import ANOTHER_NAME, leave_on_sigterm
 from evener.session.pulse import is_counting
 from evener.session.request import Later, folder_at
@@ -42,7 +44,8 @@ def visit(
             remedy="--devices with one of them, and the same command again for the next",
         )
     host, port = host_and_port(address)
-    welcome = knock(host, port, read_token(token_file))
+    token = read_token(token_file)
+    welcome = knock(host, port, token)
     asked = welcome.request
     if asked.rehearse != rehearse:
         wanted = "a rehearsal" if asked.rehearse else "no rehearsal"
@@ -56,11 +59,20 @@ def visit(
     os.environ["MASTER_ADDR"] = welcome.store_host
     choose_interface()
     meeting = meeting_at(welcome.store_host, welcome.store_port)
+    meeting.put(GUESTS, True)
+    standby = Standby(address_here(os.environ), token, token_file, welcome)
     device = _named(fleet.devices[0], meeting, [d.name for d in asked.fleet.devices], rehearse=rehearse)
     leave_on_sigterm(meeting, device.name)
     say: Callable[[str], None] = (lambda sentence: None) if quiet else tell
     say(f"the job at {address} knows {device.name}, which joins once its model is loaded and measured")
-    outcome = join(request, meeting, Later(device=device, from_step=0, links=fleet.links), say)
+    later = Later(device=device, from_step=0, links=fleet.links)
+    try:
+        outcome = join(request, meeting, later, say, standby)
+    finally:
+        standby.close()
+        if meeting.at == standby.address and (_has_ended(meeting) or meeting.first_failure()):
+            meeting.put(OVER, True)
+            time.sleep(LINGER_S)
     ended = "the job has ended" if _has_ended(meeting) else f"{device.name} has left the job, which goes on"
     say(f"{ended}; files: {request.run_dir}" if outcome else ended)
     return outcome

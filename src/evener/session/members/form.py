@@ -66,7 +66,7 @@ def form(member: Member, generation: Generation) -> None:
             take_up(member.meeting.get(RESUME, Chosen), Path(request.run_dir), generation.steps)
         _become_live(member, generation)
         if number > 1 and generation.steps.ranks.rank == 0:
-            # Formed is what all members know of: who knows of no more than the one before is a minority of it.
+            # Formed is what all members know of: who knows the one before alone is a minority of that.
             for device in turn.members:
                 generation.room.get(f"seen/{device}", bool, FOREVER)
         ready = torch.zeros(1)

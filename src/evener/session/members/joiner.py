@@ -6,13 +6,11 @@ from datetime import timedelta
 from itertools import chain, count
 from pathlib import Path
 
-import torch.distributed as dist
-
 from evener.core.fleet import Device, Link
 from evener.core.membership import Turn
 from evener.core.words import counted
 from evener.errors import EnvironmentBrokenError, RefusedError
-from evener.session.meeting import FINISHED, POLL_S, Meeting
+from evener.session.meeting import FINISHED, POLL_S, Meeting, store_at
 from evener.session.members.form import room_of
 from evener.session.members.identity import identity_of
 from evener.session.members.member import Generation, Member
@@ -28,7 +26,7 @@ TRIES = 5
 def meeting_at(host: str, port: int) -> Meeting:
     """The meeting of a running job whose store listens at `host`:`port`."""
     try:
-        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+        store = store_at(host, port, STORE_TIMEOUT)
     except (RuntimeError, ValueError) as e:
         raise EnvironmentBrokenError(
             f"the job's store at {host}:{port} is not reached: {str(e).partition(chr(10))[0]}",

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from evener.core.faults import Fault
-from evener.core.membership import Ballot, ScaleState, Standing, Turn
+from evener.core.membership import Ballot, Electorate, ScaleState, Standing, Turn
 from evener.core.profile import Profile
 from evener.core.records import StepRecord
 from evener.core.seams import Channel
@@ -26,6 +27,9 @@ from evener.session.pulse import Pulse
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 from evener.session.site import Site
+
+if TYPE_CHECKING:
+    from evener.session.members.standby import Standby
 
 
 @dataclass
@@ -84,11 +88,19 @@ class Member:
     decisions: list[str] = field(default_factory=list)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     records: list[StepRecord] = field(default_factory=list)  # of steps with the seconds of this device alone
+    standby: "Standby | None" = None
+    electorates: tuple[Electorate, ...] = ()  # of the generations that this device may be the rest of
 
     @property
     def here(self) -> str:
         """The name of this process's device."""
         return self.site.device.name
+
+    @property
+    def serves(self) -> str:
+        """Where this device serves a standby for the store in use, "host:port"; empty where it does not."""
+        serves = self.standby.address if self.standby else ""
+        return serves if serves != self.meeting.at else ""
 
     @property
     def profile(self) -> Profile | None:

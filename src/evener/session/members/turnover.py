@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from evener.core.figures import Value
 from evener.core.fleet import Fleet
-from evener.core.membership import HeldRows, Standing, Turn
+from evener.core.membership import Electorate, HeldRows, Standing, Turn
 from evener.core.order import global_batch_at
 from evener.core.plan import Plan
+from evener.core.tell import tell
 from evener.errors import PeerLostError, StateLostError
 from evener.policy.rest import rest_of
 from evener.policy.settle import Settlement, settle
@@ -16,6 +19,7 @@ from evener.session.members.form import room_of
 from evener.session.members.member import Generation, Member
 from evener.session.members.plans import next_plan
 from evener.session.members.roll import Members, begin, call_roll
+from evener.session.members.standby import NUMBERS, move
 from evener.session.planning.placing import with_rows
 
 MOST_ROLLS = 8
@@ -47,21 +51,22 @@ def next_turn(member: Member, before: Generation, why: str) -> tuple[int, Turn] 
     """
     member.stopwatch.start()
     number, expected = before.number, _expected(before)
-    standing = before.standing(member)
+    standing, rolls = before.standing(member), 0
     while True:
-        number += 1
+        number, rolls = number + 1, rolls + 1
         room = member.meeting.within(room_of(number))
         try:
             turn = _called(member, before, number, expected, standing, why)
-        except RuntimeError as e:  # torch's, of the store
-            raise PeerLostError(
-                f"{member.here} does not reach the job's store", numbers=str(e).partition("\n")[0]
-            ) from e
-        except PeerLostError as e:
-            why = e.what
-            if number - before.number == MOST_ROLLS or member.pulse is None or member.pulse.is_cut_off:
+        except (RuntimeError, PeerLostError) as e:  # torch's, of the store
+            why = str(e).partition("\n")[0]
+            if rolls == MOST_ROLLS or (isinstance(e, RuntimeError) and member.meeting.answers()):
                 raise
-            expected = room.get("members", Members).devices if room.has("members") else expected
+            if isinstance(e, RuntimeError) or not member.meeting.answers():
+                why = _moved(member, before, why)
+                number = before.number // NUMBERS * NUMBERS + NUMBERS - 1
+                expected = tuple(d for d in _expected(before) if d in before.turn.standbys)
+            elif room.has("members"):
+                expected = room.get("members", Members).devices
             continue
         if turn is None:
             return None
@@ -69,6 +74,20 @@ def next_turn(member: Member, before: Generation, why: str) -> tuple[int, Turn] 
         member.stopwatch.mark("plan")
         member.decisions.append(f"generation {number}, before step {turn.step}: {'; '.join(turn.reasons)}")
         return number, turn
+
+
+def _moved(member: Member, before: Generation, why: str) -> str:
+    """The sentence where the job goes on as its store is lost; PeerLostError where this device may not."""
+    told = move(member, before.turn)
+    if not told:
+        raise PeerLostError(
+            f"{member.here} does not reach the job's store",
+            numbers=why,
+            remedy="look at the network and at the host of the store; --resume once it is back",
+        )
+    tell(told)
+    member.decisions.append(told)
+    return told
 
 
 def _expected(before: Generation) -> tuple[str, ...]:
@@ -93,6 +112,7 @@ def _called(
         expected = (*expected, *(m for m in planned.members if m not in expected))
     # Nobody needs waking: from here on this thread waits for keys of the store alone, and looks up.
     pulse.watch(number, [d for d in expected if d != member.here], lambda reason: None)
+    standing = replace(standing, serves=member.serves, electorates=member.electorates)
     standings = call_roll(room, pulse, expected, standing, number)
     if standings is None:
         return None
@@ -142,6 +162,10 @@ def _turn(
     if not settled.rewind:
         rest, told = rest_of(standings, settled.step, batch.samples, begun_under, plan)
     reasons += [told] if told else []
+    serves = {s.device: s.serves for s in standings if s.device not in leaves}
+    own = Electorate(
+        devices=tuple(serves), store=member.meeting.at, bound=tuple(d for d, at in serves.items() if not at)
+    )
     return Turn(
         fleet=fleet,
         plan=plan,
@@ -157,6 +181,8 @@ def _turn(
         rest=rest,
         rows=rows,
         reasons=tuple(reasons),
+        standbys={d: at for d, at in serves.items() if at},
+        electorates=(*dict.fromkeys(e for s in standings for e in s.electorates), own),
     )
 
 

@@ -25,6 +25,9 @@ class Room:
     def has(self, key: str) -> bool:
         return key in self.put_in
 
+    def is_told(self, key: str) -> bool:
+        return self.store.check([key])
+
     def first_failure(self) -> None:
         return None
 
