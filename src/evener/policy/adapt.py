@@ -97,7 +97,7 @@ def decide_layers(
 ) -> Decision:
     """Whether a new search (`make`) finds a plan whose gain over the remaining steps repays the move.
 
-        steps_left · (step_s now - step_s then) ≥ 2 · move_s
+        steps_left · (step_s now - step_s then) ≥ 2 · move_s        and a gain of `LEAST_GAIN` of a step
 
     `plan` is compared with its best shares. Example: 300 steps that each save 20 ms repay a move of 2 s (6 ≥
     4), 150 do not.
@@ -117,8 +117,15 @@ def decide_layers(
         f"{ms(after_s)} instead of {ms(before_s)} a step, {ms(saved_s)} over the {steps_left} steps left; "
         f"the move takes about {ms(move_s)}"
     )
-    if saved_s < REPAY * move_s or gain_s < LEAST_GAIN * before_s:
-        why = f"{told}: layers stay, as {sums}, which is not repaid {REPAY:g} times"
+    short = (
+        f"which is not repaid {REPAY:g} times"
+        if saved_s < REPAY * move_s
+        else f"and less than {LEAST_GAIN:.0%} of a step is gained"
+        if gain_s < LEAST_GAIN * before_s
+        else ""
+    )
+    if short:
+        why = f"{told}: layers stay, as {sums}, {short}"
         return Decision(do="keep", plan=plan, why=why, gain_s=gain_s, move_s=move_s)
     why = f"{told}: layers move, {sums}"
     return Decision(do="layers", plan=believing(found, factors), why=why, gain_s=gain_s, move_s=move_s)

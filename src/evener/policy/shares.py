@@ -9,6 +9,7 @@ from evener.core.plan import Pipeline, Plan, Prediction
 from evener.core.profile import Profile
 from evener.core.split import apportion
 from evener.cost.evaluate import CostModel, evaluate, pipeline_cost
+from evener.cost.memory import usable_bytes
 from evener.planner.balance import balance
 from evener.planner.groups import groups_of
 from evener.planner.predict import pool_of, predict
@@ -24,11 +25,11 @@ def reshared(plan: Plan, fleet: Fleet, profile: Profile, job: Job) -> tuple[Plan
 
     Devices, layers and cuts stay; every device keeps at least one sample, so that its speed stays known. Data
     parallelism: exact, as the planner shares. Other shapes: the shares of each stage by the seconds of a
-    sample, then whole micro-batches to the pipelines so that the last ends as early as it can. The old plan
-    comes back where nothing is better. Example (K14): 4 and 12 ms a sample share 16 as 12 and 4; at 12 and 12
-    ms as 8 and 8, 96 ms, where 12 and 4 would take 144.
+    sample, then whole micro-batches to the pipelines so that the last ends as early as it can, where no
+    device then holds more than fits. The old plan comes back where nothing is better. Example (K14): 4 and 12
+    ms a sample share 16 as 12 and 4; at 12 and 12 ms as 8 and 8, 96 ms, where 12 and 4 would take 144.
     """
-    return _flat(plan, fleet, profile, job) if plan.is_data_parallel else _cut(plan, fleet, profile)
+    return _flat(plan, fleet, profile, job) if plan.is_data_parallel else _cut(plan, fleet, profile, job)
 
 
 def _flat(plan: Plan, fleet: Fleet, profile: Profile, job: Job) -> tuple[Plan, float]:
@@ -71,15 +72,20 @@ def _with(pipeline: Pipeline, split: Split) -> Pipeline:
     return replace(with_micro_batch(pipeline, size), samples=samples)
 
 
-def _cut(plan: Plan, fleet: Fleet, profile: Profile) -> tuple[Plan, float]:
+def _cut(plan: Plan, fleet: Fleet, profile: Profile, job: Job) -> tuple[Plan, float]:
     model = CostModel(fleet=fleet, profile=profile)
     before = evaluate(model, plan)
     best, cost = plan, before
+    rooms = {
+        name: max(usable_bytes(fleet.device(name), job.memory_margin), held)
+        for name, held in before.memory_bytes.items()
+    }
     pipelines = tuple(_stages_shared(model, p) for p in plan.pipelines)
     for shares in (plan.pipelines, pipelines):
         candidate = replace(plan, pipelines=_moved(model, shares, plan.global_batch))
         found = evaluate(model, candidate)
-        if found.step_s < cost.step_s:
+        fits = all(held <= rooms[name] for name, held in found.memory_bytes.items())
+        if fits and found.step_s < cost.step_s:
             best, cost = candidate, found
     old = plan.prediction
     prediction = Prediction(

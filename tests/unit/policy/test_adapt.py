@@ -7,13 +7,15 @@ from msgspec.structs import replace
 
 from evener.core.figures import line
 from evener.core.job import Job
-from evener.core.plan import Plan
+from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.cost.evaluate import CostModel, evaluate
 from evener.planner import plan as make_plan
 from evener.policy.adapt import Situation, decide_layers, decide_shares, least_gain
 from evener.policy.estimate import Estimates, updated
 from evener.policy.move import move_seconds, same_holdings
 from evener.policy.shares import reshared
 from tests.unit.planner.small import fleet_of, linear_profile
+from tests.unit.planner.test_whole import chain, devices
 
 JOB = Job(global_batch=240, allow=("unlinked",))
 SPEEDS = {"a": 1 / 8, "b": 1 / 4, "c": 1 / 2, "d": 1 / 2}
@@ -135,6 +137,33 @@ def test_layers_move_only_where_the_steps_left_repay_it():
     many = decide_layers(plan, now, factors, 1000, make_plan)
     assert many.do == "layers" and "h/3" not in many.plan.devices
     assert many.move_s == pytest.approx(1.0) and "layers move" in many.why
+
+
+def test_layers_that_stay_for_a_small_gain_are_not_told_to_be_dear():
+    """2 % of a million steps repay any move; it was told as not repaid."""
+    now = situation()
+    plan = planned(now)
+
+    def slightly_faster(fleet, profile, job):
+        found = make_plan(fleet.only(plan.devices[:3]), profile, job)
+        told = replace(found.plan.prediction, step_s=0.98 * plan.prediction.step_s)
+        return replace(found, plan=replace(found.plan, prediction=told))
+
+    decided = decide_layers(plan, now, {}, 10**6, slightly_faster)
+    assert decided.do == "keep" and decided.why.endswith("and less than 3% of a step is gained")
+
+
+@pytest.mark.parametrize(("spare", "taken"), [(10.0, 3), (1.05, 2)])
+def test_shares_of_a_stage_move_only_as_far_as_memory_goes(spare: float, taken: int):
+    """The faster of two that share a stage got three of four samples, room or not."""
+    profile = chain({"a": 1.0, "b": 3.0}, layers=2, saved=20 * 2**20)
+    shares = tuple(Share(devices=(name,), samples=2) for name in ("h/0", "h/1"))
+    stage = Stage(layers=("l0", "l1"), shares=shares)
+    plan = Plan(global_batch=8, pipelines=(Pipeline(samples=8, micro_batch=4, stages=(stage,)),))
+    wide = devices(("a", 1e12), ("b", 1e12))
+    held = evaluate(CostModel(fleet=wide, profile=profile), plan).memory_bytes["h/0"]
+    best, _ = reshared(plan, devices(("a", held * spare / 0.9), ("b", 1e12)), profile, Job(global_batch=8))
+    assert best.pipelines[0].stages[0].shares[0].samples == taken
 
 
 def test_a_move_takes_what_the_slowest_receiver_needs():
