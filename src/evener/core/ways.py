@@ -217,7 +217,7 @@ def _speed(bytes_per_s: float | None) -> str:
 def mbit(bytes_per_s: float) -> str:
     """A rate as networks name it. Example: mbit(11.9e6) is "95.2 Mbit/s"; mbit(1.2e9) is "9.6 Gbit/s"."""
     bits = bytes_per_s * 8
-    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
+    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 999.5e6 else f"{bits / 1e6:.3g} Mbit/s"
 
 
 def _trouble(tried: Mapping[str, Attempt], interface: str) -> str:

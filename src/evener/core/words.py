@@ -13,25 +13,25 @@ def some(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def in_bytes(number: float) -> str:
+def in_bytes(number: float, digits: int = 3) -> str:
     """So many bytes in the largest binary unit that fits. Examples: "17.7 GiB", "58.2 TiB", "12 B"."""
     for power, unit in ((5, "PiB"), (4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         value = number / 2 ** (10 * power)
         if value >= 1:
-            return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+            return f"{value:.{digits}g} {unit}" if value < 10**digits - 0.5 else f"{value:.0f} {unit}"
     return f"{number:.0f} B"
+
+
+_TIMES = ((1e6, 1e3, "µs"), (1e3, 1e3, "ms"), (1.0, 1e3, "s"), (1 / 60, 120.0, "min"), (1 / 3600, 48.0, "h"))
+"""(units a second, the least that is told in the next one, unit)."""
 
 
 def in_time(seconds: float, digits: int = 3) -> str:
     """Seconds in a unit that suits. Examples: "65.1 ms", "12.3 s", "57.5 min", "26.4 h", "1,157 days"."""
-    size = abs(seconds)
-    if size < 1e-3 and size:
-        return f"{seconds * 1e6:.{digits}g} µs"
-    if size < 1 and size:
-        return f"{seconds * 1e3:.{digits}g} ms"
-    for most, unit, word in ((1000, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
-        if size < most:
-            return f"{seconds / unit:.{digits}g} {word}"
+    for factor, most, unit in _TIMES:
+        told = float(f"{seconds * factor:.{digits}g}")  # 999.7 ms are 1 s
+        if abs(told) < most and (seconds or unit == "s"):
+            return f"{told:g} {unit}"
     return f"{seconds / 86_400:,.0f} days"
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from evener.core.fleet import Device, Fleet
 from evener.core.job import Job
 from evener.core.profile import Profile
-from evener.core.words import in_time
+from evener.core.words import in_bytes, in_time
 from evener.cost.memory import usable_bytes
 from evener.cost.step import StepCost, step_cost
 from evener.errors import OutOfRangeError, UnknownNameError
@@ -98,12 +98,9 @@ def _group(devices: list[Device], usable: float, cost: StepCost | str, job: Job)
 
 def gib(num_bytes: float) -> str:
     """Bytes for people. Example: gib(3 * 2**30) = "3 GiB"; gib(2**20) = "1 MiB"."""
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes:.0f} bytes"
+    return in_bytes(num_bytes)
 
 
 def ms(seconds: float) -> str:
     """Seconds for people. Example: ms(0.0651) = "65.1 ms"; ms(12.3) = "12.3 s"."""
-    return in_time(seconds) if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return in_time(seconds)

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from evener.core.fleet import Fleet
-from evener.core.words import counted
+from evener.core.words import counted, in_time
 from evener.cost.money import Rates
 from evener.planner.offers import Limits, Offer, Offers, cheapest, fastest
 from evener.planner.worth import Worth
-from evener.report.tables import duration, render, table
+from evener.report.tables import render, table
 
 _FEW = 4
 
@@ -116,11 +116,11 @@ class CostAnswer:
             assert samples is not None
             quick, cheap = found.offers[0], cheapest(found.offers, Limits(samples=samples))
             assert cheap is not None
-            takes, costs = _long(quick.seconds(samples)), self.rates.money(cheap.money(samples))
+            takes, costs = in_time(quick.seconds(samples)), self.rates.money(cheap.money(samples))
             return f"{question}: no set does that; the fastest takes {takes}, the cheapest costs {costs}"
         whole = ""
         if samples:
-            whole = f"; the job: {_long(offer.seconds(samples))}, {self.rates.money(offer.money(samples))}"
+            whole = f"; the job: {in_time(offer.seconds(samples))}, {self.rates.money(offer.money(samples))}"
         return (
             f"{question}: {self._set(offer.devices)}, {offer.samples_per_s:.4g} samples/s at "
             f"{self.rates.money(offer.per_million)} a million{whole}"
@@ -146,7 +146,7 @@ class CostAnswer:
 
 
 def _within(limits: Limits) -> str:
-    return "" if limits.deadline_s is None else f" within {_long(limits.deadline_s)}"
+    return "" if limits.deadline_s is None else f" within {in_time(limits.deadline_s)}"
 
 
 def _search_notes(found: Offers) -> list[str]:
@@ -162,12 +162,3 @@ def _search_notes(found: Offers) -> list[str]:
     if gap:
         notes.append(f"plans are within {gap:.1%} of the fastest there may be, and so are their costs")
     return notes
-
-
-def _long(seconds: float) -> str:
-    """A long time in words. Examples: "45 s", "1.5 h", "3 days"."""
-    if seconds < 120:
-        return duration(seconds)
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.3g} min"
-    return f"{seconds / 3600:.3g} h" if seconds < 48 * 3600 else f"{seconds / 86400:.3g} days"

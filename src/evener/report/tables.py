@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evener.core.figures import Figure
-from evener.core.words import in_time
+from evener.core.words import in_bytes, in_time
 
 _UNITS = ((10.0, 1.0, "s"), (1e-2, 1e3, "ms"), (0.0, 1e6, "µs"))
 
@@ -70,12 +70,8 @@ def percent(part: float, *, sign: bool = False) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in powers of 1024. Examples: "512 B", "1.5 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.4g} TiB"
+    """Bytes in powers of 1024, four digits. Examples: "512 B", "1.5 GiB"."""
+    return in_bytes(num_bytes, 4)
 
 
 def sourced(figure: Figure) -> str:

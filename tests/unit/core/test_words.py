@@ -39,11 +39,23 @@ def test_of_many_names_the_first_are_told() -> None:
 def test_bytes_are_told_in_a_unit_that_can_be_read() -> None:
     told = [in_bytes(n) for n in (0, 12, 2048, 17.7 * 2**30, 1023 * 2**30, 64e12, 3 * 2**60)]
     assert told == ["0 B", "12 B", "2 KiB", "17.7 GiB", "1023 GiB", "58.2 TiB", "3072 PiB"]
+    assert [in_bytes(999.7 * 2**20, digits) for digits in (3, 4)] == ["1000 MiB", "999.7 MiB"]
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.0651, "65.1 ms"), (12.3, "12.3 s"), (3450, "57.5 min"), (95_000, "26.4 h"), (1e8, "1,157 days")],
+    [
+        (0.9997, "1 s"),
+        (0.9997e-3, "1 ms"),
+        (0, "0 s"),
+        (5e-7, "0.5 µs"),
+        (999.7, "16.7 min"),
+        (0.0651, "65.1 ms"),
+        (12.3, "12.3 s"),
+        (3450, "57.5 min"),
+        (95_000, "26.4 h"),
+        (1e8, "1,157 days"),
+    ],
 )
 def test_a_long_time_is_in_minutes_hours_and_days(seconds: float, words: str) -> None:
     assert in_time(seconds) == words

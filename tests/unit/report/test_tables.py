@@ -37,7 +37,7 @@ def test_clock_times(seconds, words):
 
 @pytest.mark.parametrize(
     ("num_bytes", "words"),
-    [(512, "512 B"), (1.5 * 2**30, "1.5 GiB"), (3 * 2**40, "3 TiB"), (5000 * 2**40, "5000 TiB")],
+    [(512, "512 B"), (1.5 * 2**30, "1.5 GiB"), (3 * 2**40, "3 TiB"), (5000 * 2**40, "4.883 PiB")],
 )
 def test_sizes(num_bytes, words):
     assert size(num_bytes) == words
