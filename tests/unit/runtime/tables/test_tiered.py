@@ -1,11 +1,10 @@
 """A tiered table is the table, whatever is in which memory; its file is as of one step, whatever happens."""
 
 import errno
+import multiprocessing
 import os
 import shutil
-import signal
-import subprocess
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -188,30 +187,27 @@ def test_rows_half_copied_are_copied_again(tmp_path: Path) -> None:
     assert held(tmp_path) == (2, NEW)
 
 
-KILLED = """
-import sys, numpy as np, torch
-from pathlib import Path
-from evener.runtime.tables.coldfile import ColdFile
-file = ColdFile(Path(sys.argv[1]), 2000, 16, torch.float32)
-step = file.step
-while True:
-    step += 1
-    file.write(np.arange(2000), np.full((2000, 16), step, np.float32))
-    file.commit(step)
-    print(step, flush=True)
-"""
+def write_for_ever(folder: Path, told: Connection) -> None:
+    file = ColdFile(folder, 2000, 16, torch.float32)
+    step = file.step
+    while True:
+        step += 1
+        file.write(np.arange(2000), np.full((2000, 16), step, np.float32))
+        file.commit(step)
+        told.send(step)
 
 
 def test_a_process_killed_while_it_writes(tmp_path: Path) -> None:
-    last = -1
+    last, context = -1, multiprocessing.get_context("fork")
     for wait in range(3):
-        with subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            for _ in range(3 + 2 * wait):
-                last = int(process.stdout.readline())
-            process.send_signal(signal.SIGKILL)
+        heard, told = context.Pipe(duplex=False)
+        process = context.Process(target=write_for_ever, args=(tmp_path, told))
+        process.start()
+        told.close()
+        for _ in range(3 + 2 * wait):
+            last = heard.recv()
+        process.kill()
+        process.join()
         file = ColdFile(tmp_path, 2000, 16, torch.float32)
         rows = file.read(np.arange(2000))
         assert file.step >= last
