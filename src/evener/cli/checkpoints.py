@@ -42,12 +42,13 @@ def checkpoints(
 ) -> None:
     """List a run's checkpoints, newest first, and say which of them are good.
 
-    RUN may be the folder of one checkpoint as well. The exit code is 1 where none is good. --export writes
-    parameters and buffers under the model's own names, which plain PyTorch reads without evener. After
-    --import-dcp, evener train SCRIPT --run-dir RUN --resume latest goes on from there under any plan.
+    RUN may be the folder of one checkpoint as well. The exit code is 1 where the newest is not good, or there
+    is none; --resume then takes the newest good one. --export writes parameters and buffers under the model's
+    own names, which plain PyTorch reads without evener. After --import-dcp, evener train SCRIPT --run-dir RUN
+    --resume latest goes on from there under any plan.
     """
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from evener.cli.train import print_json
     from evener.errors import UsageError
@@ -65,12 +66,14 @@ def checkpoints(
         console.print(_told("imported", moved), soft_wrap=True)
         result["imported_dcp"] = moved.as_json()
     found = listed(run, verify=verify)
-    table = Table("checkpoint", "step", "samples", "MiB", "shards", "model", "state", box=None)
+    name = Column("checkpoint", no_wrap=True)  # by which one is taken, however narrow the terminal is
+    state = Column("state", overflow="fold")
+    table = Table(name, "step", "samples", "MiB", "shards", "model", state, box=None)
     for one in found:
-        state = one.problem or ("good" if verify else "not verified")
+        said = one.problem or ("good" if verify else "not verified")
         size = "" if one.num_bytes is None else f"{one.num_bytes / 2**20:.1f}"
         shown = [one.step, one.samples_seen, size, one.num_shards, one.model_id]
-        table.add_row(one.name, *("" if x is None else str(x) for x in shown), state)
+        table.add_row(one.name, *("" if x is None else str(x) for x in shown), said)
     console.print(table if found else f"{run} has no checkpoint")
     result["checkpoints"] = [one.as_json() for one in found]
     if export is not None:
@@ -86,7 +89,7 @@ def checkpoints(
         result["exported_dcp"] = moved.as_json()
     if as_json:
         print_json(result)
-    if all(one.problem for one in found):
+    if not found or found[0].problem:
         raise typer.Exit(1)
 
 

@@ -212,7 +212,7 @@ def _run(request: "Request", listen: str | None, log_to: Sequence[str]) -> "Outc
         ):
             return run(request)
     except (KeyboardInterrupt, SystemExit):
-        tell(stopped(folder, request.script))
+        tell(stopped(folder, request.script, saves=request.checkpoint is not None))
         raise
 
 

@@ -13,7 +13,7 @@ from evener.errors import FileError
 from evener.rehearsal.verdict import Lateness
 from evener.runtime.hardware import peak_bytes
 from evener.runtime.replicas import checksums, collect
-from evener.session.checkpoints.checkpointing import Checkpointing
+from evener.session.checkpoints.checkpointing import MAY_ASK, Checkpointing
 from evener.session.checkpoints.tensors import keep_first_gradient, save_parameters
 from evener.session.journal import Journal, Outcome
 from evener.session.loop.adapting import adapter_of
@@ -44,6 +44,10 @@ class Lookups(Value, frozen=True, kw_only=True):
 
 
 MOST_NAMED = 8
+NOT_SAVED = (
+    "no checkpoint is saved from here on: without --checkpoint-every (checkpoint_every=) a later --resume "
+    "begins where this one did"
+)
 
 
 class Said(Value, frozen=True, kw_only=True):
@@ -191,8 +195,11 @@ def _saving(member: Member, generation: Generation) -> Checkpointing | None:
     request, steps = member.request, generation.steps
     assert steps is not None
     if request.checkpoint is None:
+        if request.resume and generation.number == 1:
+            steps.decisions.append(NOT_SAVED)
         return None
-    saving = Checkpointing(request.checkpoint, request.run_dir, generation.room, steps)
+    job = member.meeting if steps.meetings is None and member.meeting.has(MAY_ASK) else None
+    saving = Checkpointing(request.checkpoint, request.run_dir, generation.room, steps, job=job)
     others = steps.at_boundary
 
     def at_boundary(number: int) -> None:

@@ -8,6 +8,8 @@ device finds the word when it gets there. While one is being written, none is an
 
 Hosts that take steps by themselves may get there before the leader: they wait for its word, yes or no, at the
 steps of the rule. By the clock there are no such steps.
+
+A run that is ended early (Ctrl-C) is asked for one more: as by the clock, everybody looks at each boundary.
 """
 
 import time
@@ -26,11 +28,16 @@ from evener.session.checkpoints.state import JobState
 from evener.session.loop.steps import Steps
 from evener.session.meeting import Meeting
 
+MAY_ASK, ANSWERS, ASKED, ANSWERED = "may ask to save", "saves when asked", "is to save", "has saved"
+"""What whoever started the job puts before all else, if it may ask for one more checkpoint; the leader, once
+the steps look for that; the former when it asks; the latter when that is done, or could not be."""
+
 
 class Checkpointing:
     """Saves `steps` by `rule`; made by all devices of the plan together, again after each change of devices.
 
-    `meeting` is then another one. `at_boundary` is for `Steps`. UsageError for a rule by the clock where
+    `meeting` is then another one, and `job` always the same: where one more checkpoint is asked for, if that
+    may be; None if it may not. `at_boundary` is for `Steps`. UsageError for a rule by the clock where
     hosts take steps by themselves.
     """
 
@@ -41,6 +48,7 @@ class Checkpointing:
         meeting: Meeting,
         steps: Steps,
         *,
+        job: Meeting | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if steps.meetings and rule.steps is None:
@@ -53,6 +61,9 @@ class Checkpointing:
         self.saver = Saver(JobState(steps), Path(run_dir), meeting, rule.keep, self._news.append)
         self._announced = -1
         self._boundary = self._saved = -1
+        self._job, self._asked_for, self._left_out = job, -1, -1
+        if job is not None and self.saver.leads:
+            job.put(ANSWERS, True)
         self._due_s = clock()
         extra = [n for n, x in steps.recipe.model.state_dict().items() if not isinstance(x, Tensor)]
         if self.saver.leads and extra:
@@ -63,10 +74,13 @@ class Checkpointing:
         if number == self._boundary:
             return  # a step that is redone
         is_first, self._boundary = self._boundary < 0, number
+        if number == self._left_out:  # where the run ends it is saved all the same
+            self._news.append(f"step {number}: no checkpoint, the one before is still being written")
         self._pass_on_news()
         if not is_first and self._is_agreed(number):  # before the first one nobody has announced any
             self._save()
         if self.saver.leads:
+            self._answer()
             self._announce(number + 1)
 
     def finish(self) -> None:
@@ -102,10 +116,15 @@ class Checkpointing:
         self._saved = self._steps.number
         self.saver.begin(self._steps.samples_seen)
 
+    def _answer(self) -> None:
+        """Tell who asked for one more that it is on disk, or has failed."""
+        if self._job is not None and 0 <= self._asked_for < self._boundary and not self.saver.is_busy:
+            self._job.put(ANSWERED, True)
+
     def _is_agreed(self, number: int) -> bool:
         if self.saver.leads:
             return number == self._announced
-        if self._rule.steps is not None and not self._rule.is_due(number, 0.0):
+        if self._job is None and self._rule.steps is not None and not self._rule.is_due(number, 0.0):
             return False
         key = self.saver.key(f"save/{number}")
         if self._steps.meetings:
@@ -113,12 +132,15 @@ class Checkpointing:
         return self._meeting.store.check([key])
 
     def _announce(self, number: int) -> None:
-        if not self._rule.is_due(number, self._clock() - self._due_s):
+        asked = self._asked_for < 0 and self._job is not None and self._job.has(ASKED)
+        if asked and not self.saver.is_busy:
+            self._asked_for = number
+        elif not self._rule.is_due(number, self._clock() - self._due_s):
             return
         self._due_s = self._clock()
         key = self.saver.key(f"save/{number}")
         if self.saver.is_busy:
-            self._news.append(f"step {number}: no checkpoint, the one before is still being written")
+            self._left_out = number
             if self._steps.meetings:
                 self._meeting.put(key, False)
             return

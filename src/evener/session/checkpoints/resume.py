@@ -68,8 +68,11 @@ def check_folder(run_dir: Path, resume: str | None) -> None:
         )
 
 
-def stopped(run_dir: Path, script: str) -> str:
-    """What a person who has ended a run needs to know: how far it came, what is saved, how it goes on."""
+def stopped(run_dir: Path, script: str, *, saves: bool = False) -> str:
+    """What a person who has ended a run needs to know: how far it came, what is saved, how it goes on.
+
+    `saves` says whether it was to save checkpoints.
+    """
     metrics = run_dir / METRICS
     records = read_metrics(metrics).records if metrics.is_file() else ()
     if not records:
@@ -78,6 +81,8 @@ def stopped(run_dir: Path, script: str) -> str:
     if saved:
         command = f"evener train {script} --run-dir {run_dir} --resume latest"
         goes_on = f"the newest checkpoint is {saved[0].label}: {command} goes on from it"
+    elif saves:
+        goes_on = "no checkpoint was saved: it was ended before there was one"
     else:
         goes_on = "no checkpoint was saved: with --checkpoint-every the run could go on"
     return f"stopped after step {records[-1].step + 1}; files: {run_dir}; {goes_on}"

@@ -23,6 +23,7 @@ from evener.core.words import some
 from evener.errors import EvenerError, PeerLostError, RefusedError
 from evener.rehearsal.namespaces import enter
 from evener.session.address import choose_interface
+from evener.session.checkpoints.checkpointing import ANSWERED, ANSWERS, ASKED, MAY_ASK
 from evener.session.journal import Outcome
 from evener.session.launching.grounds import Grounds, grounds_of
 from evener.session.launching.lookout import Lookout
@@ -51,6 +52,7 @@ from evener.session.worker import guarded_work, join
 
 T = TypeVar("T")
 LOOK_S = 5.0
+ASK_S = 0.05
 MOST_NAMED = 16
 GRACE_S = 3.0  # for the others to tell why, after one process has ended in failure
 _ENDED_BY = {
@@ -95,6 +97,8 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
     context = mp.get_context("forkserver")
     lifeline, parent_end = context.Pipe(duplex=False)
     processes = []
+    if request.checkpoint:
+        store.set(MAY_ASK, "true")
     elastic = may_change_devices(request)
     door = _open_door(request, host, open_port, store) if elastic and grounds.takes_others else None
     try:
@@ -119,7 +123,11 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
             tell(f"process ids: {some([f'{p.name} {p.pid}' for p in processes], MOST_NAMED)}")
         lookout = Lookout(Path(request.run_dir) / "metrics.jsonl")
         again = _again(request)
-        _watch(processes, store, lookout, elastic=elastic and len(processes) > 1, again=again)
+        try:
+            _watch(processes, store, lookout, elastic=elastic and len(processes) > 1, again=again)
+        except (KeyboardInterrupt, SystemExit):
+            _save_first(store, processes)
+            raise
         store.wait([OUTCOME], timedelta(seconds=GRACE_S))
         return decode(store.get(OUTCOME), kind, "the run's outcome")
     finally:
@@ -198,6 +206,16 @@ def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: boo
                 tell(f"{lost.what}; the others go on")
         for sentence in lookout.look(list(running.values())):
             tell(sentence)
+
+
+def _save_first(store: dist.Store, processes: list) -> None:
+    """Return when one more checkpoint is saved, where the steps look for that, or when nobody is left."""
+    if not store.check([ANSWERS]):
+        return
+    tell("saves a checkpoint, then ends; once more (Ctrl-C or SIGTERM) ends it at once")
+    store.set(ASKED, "true")
+    while not store.check([ANSWERED]) and any(p.is_alive() for p in processes):
+        time.sleep(ASK_S)
 
 
 def _again(request: Request) -> str:

@@ -99,5 +99,7 @@ def test_who_ends_a_run_is_told_how_far_it_came_and_how_it_goes_on(tmp_path: Pat
         writer.append(StepRecord(step=11, samples=8, step_s=1.0, loss=1.0, lr=0.1, seconds={}))
     told = stopped(tmp_path, "job.py")
     assert told.startswith(f"stopped after step 12; files: {tmp_path}; no checkpoint") and "every" in told
+    asked = stopped(tmp_path, "job.py", saves=True)
+    assert asked.endswith("no checkpoint was saved: it was ended before there was one")
     save(tmp_path, 8)
     assert "is samples-000000000008 (step 1): evener train job.py --run-dir" in stopped(tmp_path, "job.py")

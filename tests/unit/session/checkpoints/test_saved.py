@@ -100,3 +100,15 @@ def test_the_command(tmp_path: Path, capsys) -> None:
     code, found, _ = run(capsys, str(tmp_path))
     assert code == 1 and "checksum" in found["checkpoints"][0]["problem"]
     assert run(capsys, str(tmp_path / "nowhere"))[0] == 1
+
+
+def test_a_damaged_newest_one_is_named_in_full_and_is_a_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """In 80 columns the name was cut, beside a long reason; and the exit code was 0."""
+    monkeypatch.setenv("COLUMNS", "80")
+    save(tmp_path, 8)
+    (save(tmp_path, 16).path / "manifest.json").write_text("{}")
+    code, _, err = run(capsys, str(tmp_path))
+    assert code == 1
+    assert "samples-000000000016" in err and "samples-000000000008" in err
