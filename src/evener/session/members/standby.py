@@ -6,6 +6,7 @@ Where standbys listen is told with the turn of each generation, so all know it b
 that `evener train` started ends with the store that it was started with, and serves none.
 """
 
+import socket
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -79,10 +80,12 @@ def move(member: Member, before: Turn) -> str:
     for device, address in before.standbys.items():
         if address == meeting.at or not may_go_on(member.electorates, tuple(before.standbys), address)[0]:
             continue
+        at = host_and_port(address)
         try:
-            store = store_at(*host_and_port(address), ANSWERS)
-            beside = store_at(*host_and_port(address), ANSWERS)
-        except RuntimeError:
+            # Looked at first: where nobody listens torch tries again and again.
+            socket.create_connection(at, ANSWERS.total_seconds()).close()
+            store, beside = store_at(*at, ANSWERS), store_at(*at, ANSWERS)
+        except (OSError, RuntimeError):
             continue  # it is lost as well
         meeting.cut_off()  # a look at the store that is lost would go on for long
         pulse.move(beside, MOVES_WITHIN_S)
