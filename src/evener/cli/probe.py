@@ -12,7 +12,7 @@ import typer
 
 from evener.cli.options import AsJson
 from evener.core.addresses import host_and_port
-from evener.core.fleet import Fleet
+from evener.core.fleet import Disk, Fleet
 from evener.errors import EnvironmentBrokenError, UsageError
 
 
@@ -53,6 +53,12 @@ def probe(
             help="HOST:PORT of the host that gathers; its token in EVENER_TOKEN. Measures links to it."
         ),
     ] = None,
+    disk: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure the disk of this folder too (some seconds): optimiser state may lie there."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the devices and links of this host, or make one fleet of several hosts.
@@ -68,7 +74,7 @@ def probe(
     from evener.core.files import write
 
     if merge:
-        fleet = _merged(files or [], gather or join or devices or host)
+        fleet = _merged(files or [], gather or join or devices or host or disk)
     else:
         if files:
             raise UsageError(
@@ -76,7 +82,7 @@ def probe(
             )
         if gather and join:
             raise UsageError("a host gathers or joins", remedy="--gather on one host, --join on the others")
-        measure = partial(_measured, host, devices, quick, links)
+        measure = partial(_measured, host, devices, quick, links, disk)
         fleet = (
             _gathered(measure, gather, listen) if gather else _joined(measure, join) if join else measure()
         )
@@ -87,12 +93,26 @@ def probe(
         print(json.dumps(_summary(fleet, output)))
 
 
-def _measured(host: str | None, devices: str | None, quick: bool, links: bool) -> Fleet:
+def _measured(host: str | None, devices: str | None, quick: bool, links: bool, disk: Path | None) -> Fleet:
     from evener.probing import probe as measure
+    from evener.probing.disk import measure_disk
 
     wanted = [w.strip() for w in devices.split(",") if w.strip()] if devices else None
     with _progress() as progress:
-        return measure(host=host, devices=wanted, quick=quick, links=links, progress=progress)
+        fleet = measure(host=host, devices=wanted, quick=quick, links=links, progress=progress)
+    return _with_disk(fleet, measure_disk(disk)) if disk else fleet
+
+
+def _with_disk(fleet: Fleet, disk: Disk) -> Fleet:
+    """With `disk` at the host's CPU."""
+    from msgspec.structs import replace
+
+    if not any(d.type == "cpu" for d in fleet.devices):
+        raise UsageError(
+            "a disk is told with the host's CPU, which was not measured", remedy="cpu among --devices"
+        )
+    devices = tuple(replace(d, disk=disk) if d.type == "cpu" else d for d in fleet.devices)
+    return replace(fleet, devices=devices)
 
 
 def _merged(files: list[Path], others: object) -> Fleet:
@@ -169,6 +189,9 @@ def _show(fleet: Fleet, output: Path | None) -> None:
         rows = [("free memory", d.free_memory_bytes, 2.0**30, "GiB")]
         rows += [(f"matrix products, {name}", figure, 1e9, "GFLOP/s") for name, figure in d.flops.items()]
         rows += [("memory", d.bytes_per_s, 1e9, "GB/s"), ("one small operation", d.launch_s, 1e-6, "µs")]
+        if d.disk:
+            rows += [("disk, reading", d.disk.read_bytes_per_s, 1e9, "GB/s")]
+            rows += [("disk, writing", d.disk.write_bytes_per_s, 1e9, "GB/s")]
         for label, figure, unit, unit_name in rows:
             if figure:
                 console.print(f"  {label:26}{figure.value / unit:9.4g} {unit_name:8} ±{figure.spread:.0%}")

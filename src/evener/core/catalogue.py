@@ -220,11 +220,18 @@ class Scale(Value, frozen=True, kw_only=True):
             for times, word in ((self.slower, "slower"), (self.smaller, "smaller"))
             if times > 1
         ]
+        disk = device.disk
+        if disk:
+            rates = {
+                n: divided(getattr(disk, n), self.slower) for n in ("read_bytes_per_s", "write_bytes_per_s")
+            }
+            disk = replace(disk, **rates, free_bytes=divided(disk.free_bytes, self.smaller))
         return replace(
             device,
             kind=", ".join([device.kind, *parts]),
             flops={dtype: divided(f, self.slower) for dtype, f in device.flops.items()},
             bytes_per_s=divided(device.bytes_per_s, self.slower),
+            disk=disk,
             memory_bytes=divided(device.memory_bytes, self.smaller),
             free_memory_bytes=divided(device.free_memory_bytes, self.smaller),
             framework_bytes=divided(device.framework_bytes, self.smaller),

@@ -1,13 +1,14 @@
 """The host's rate and room as a fleet says them, passes of an optimiser, and budgets of memory."""
 
 import pytest
+from msgspec.structs import replace
 
 from evener.core.budgets import bytes_in, with_budgets
 from evener.core.catalogue import FleetFile, Scale, resolved
 from evener.core.figures import Figure, line
-from evener.core.fleet import Device, Fleet, Link
+from evener.core.fleet import Device, Disk, Fleet, Link
 from evener.core.plan import Share, Stage
-from evener.core.residence import host_bytes_per_s, host_room, run_whole, step_passes
+from evener.core.residence import host_bytes_per_s, host_disk, host_room, run_whole, step_passes
 from evener.errors import UnknownNameError, UsageError
 
 GB = 10**9
@@ -87,9 +88,16 @@ def test_sizes():
     assert bytes_in("500 MB") == 5e8
 
 
-def test_a_fleet_file_may_name_the_cpus_of_its_hosts():
+def test_a_fleet_file_may_name_the_cpus_of_its_hosts_and_their_disks():
+    disk = Disk(read_bytes_per_s=given(2 * GB), write_bytes_per_s=given(GB), free_bytes=given(500 * GB))
     file = FleetFile(
-        devices=(Device(name="a/gpu0", kind="RTX 3080"),), hosts=(CPU,), scaled=Scale(slower=10, smaller=100)
+        devices=(Device(name="a/gpu0", kind="RTX 3080"),),
+        hosts=(replace(CPU, disk=disk),),
+        scaled=Scale(slower=10, smaller=100),
+    )
+    scaled = host_disk(resolved(file, "here"), "a/gpu0")
+    assert scaled.seconds(2 * GB, GB) == pytest.approx(20) and scaled.free_bytes.value == pytest.approx(
+        5 * GB
     )
     (cpu,) = resolved(file, "here").hosts
     assert cpu.bytes_per_s.value == pytest.approx(3e9) and cpu.memory_bytes.value == pytest.approx(0.64 * GB)

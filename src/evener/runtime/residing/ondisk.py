@@ -82,6 +82,8 @@ class StateOnDisk:
             return
         self._file = _file(self._folder, end)
         self._map = mmap.mmap(self._file.fileno(), end)
+        self._base = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
+        self._buffer = torch.empty(max(size for _, size in self._places.values()), dtype=torch.uint8)
         for p in self._places:
             self._views[p] = {
                 key: torch.frombuffer(self._map, dtype=dtype, count=p.numel(), offset=offsets[p][key]).view(
@@ -103,15 +105,38 @@ class StateOnDisk:
             for k, (group, p) in enumerate(leaves):
                 if k + 1 < len(leaves):
                     self._come(leaves[k + 1][1])
-                size = self._places[p][1]
-                read += size if optimizer.state.get(p) else 0
-                with _only(optimizer, [(group, [p])]):
+                with self._in_memory(optimizer, p) as found, _only(optimizer, [(group, [p])]):
                     optimizer.step()
-                self.adopt(optimizer, p)
-                written += size
+                read += self._places[p][1] if found else 0
+                written += self._places[p][1]
                 if k:
                     self._let_go(leaves[k - 1][1])  # what was still being written then
         self._on_disk(read, written)
+
+    @contextmanager
+    def _in_memory(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Iterator[bool]:
+        """What is kept for `p` is read at once and written at once: faults, page by page, take longer.
+
+        Whether there is any yet.
+        """
+        kept, views, (first, size) = optimizer.state[p], self._views[p], self._places[p]
+        found = all(key in kept for key in views)
+        if found:
+            whole = self._buffer.numpy().data[:size]
+            _all_of(os.preadv, self._file.fileno(), whole, first)
+            here = {}
+            for key, view in views.items():
+                at = view.data_ptr() - self._base - first
+                here[key] = self._buffer[at : at + view.nbytes].view(view.dtype).view(view.shape)
+            kept.update(here)
+        yield found
+        if found:
+            for key, mine in here.items():
+                if kept[key].data_ptr() != mine.data_ptr():
+                    mine.copy_(kept[key])
+            kept.update(views)
+            _all_of(os.pwritev, self._file.fileno(), whole, first)
+        self.adopt(optimizer, p)
 
     def adopt(self, optimizer: torch.optim.Optimizer, p: Tensor) -> None:
         """What `optimizer` keeps for `p` lies in the file, wherever it was put, and leaves memory."""
@@ -147,6 +172,13 @@ class StateOnDisk:
         first, size = self._places[p]
         self._map.madvise(mmap.MADV_DONTNEED, first, size)  # of a shared mapping: nothing is lost
         os.posix_fadvise(self._file.fileno(), first, size, os.POSIX_FADV_DONTNEED)
+
+
+def _all_of(move: Callable[[int, list[memoryview], int], int], fd: int, data: memoryview, first: int) -> None:
+    """Read or write all of `data`, from byte `first` of a file on."""
+    done = 0
+    while done < len(data):
+        done += move(fd, [data[done:]], first + done)
 
 
 def _file(folder: Path, num_bytes: int) -> "tempfile._TemporaryFileWrapper[bytes]":
