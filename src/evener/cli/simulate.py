@@ -87,9 +87,8 @@ def _world(model: CostModel, schedule: str, memory_margin: float) -> World:
         if fault.type != "join":
             return shrink(plan, fault)
         names = tuple(d.name for d in model.fleet.devices if d.name in {*plan.devices, fault.device})
-        result = best_plan(
-            model.fleet.only(names), model.profile, Job(global_batch=plan.global_batch, allow=(UNLINKED,))
-        )
+        job = Job(global_batch=plan.global_batch, memory_margin=memory_margin, allow=(UNLINKED,))
+        result = best_plan(model.fleet.only(names), model.profile, job, shapes="auto")
         return result.plan, f"planned anew over {len(names)} devices"
 
     return World(
@@ -145,7 +144,7 @@ def _text(plan: Plan, schedule: str, run: Run, limits: dict[str, float | None]) 
                 device,
                 *(percent(seconds[cause] / whole) if seconds[cause] else "" for cause in CAUSES),
                 held + (" (too much)" if peak and limit is not None and peak > limit else ""),
-                size(limit) if limit else "unknown",
+                size(limit) if limit is not None else "unknown",
             ]
         )
     lines = [

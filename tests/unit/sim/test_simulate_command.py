@@ -61,6 +61,16 @@ def test_faults_and_a_joiner_that_is_planned_for(files, capsys):
     assert found["step_s_last"] == pytest.approx(3 * found["step_s_first"], rel=0.1)
 
 
+def test_who_joins_is_planned_for_with_the_margin_that_was_given(files, capsys):
+    """It was a tenth whatever was asked for: x/0, of whose memory nothing may be used, went on computing."""
+    pipeline = type(CUT.pipelines[0])(samples=16, micro_batch=4, stages=(_all(),))
+    write(files / "plan.json", Plan(global_batch=16, pipelines=(pipeline,)))
+    write(files / "profile.json", profile(whole=False))
+    told = ["--steps", "2", "--faults", "join y/0 at 1", "--memory-margin"]
+    loose, tight = (evener(files, capsys, *told, margin)[1]["seconds"]["x/0"] for margin in ("0.1", "0.99"))
+    assert 0 < tight["compute"] < loose["compute"]
+
+
 def _all():
     from benchmarks.random_plans import stage
 
