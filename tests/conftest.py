@@ -19,6 +19,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 # Their processes, sockets and clocks share a machine with whatever else runs there.
 LIVELY = {"local", "faults", "channels"}
+TIME = pytest.StashKey[Any]()  # how long a test may take
 
 
 def is_lively(path: Path) -> bool:
@@ -33,6 +34,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_lively(item.path.relative_to(here)):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    item.stash[TIME] = settings
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A second try has as long as the first: pytest-timeout sets its timer once a test, which may be over."""
+    if getattr(item, "execution_count", 1) > 1 and TIME in item.stash:
+        item.ihook.pytest_timeout_cancel_timer(item=item)
+        item.ihook.pytest_timeout_set_timer(item=item, settings=item.stash[TIME])
 
 
 @pytest.hookimpl(optionalhook=True)

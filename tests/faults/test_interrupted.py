@@ -36,6 +36,7 @@ def stopped(
         assert job.stderr is not None
         process = psutil.Process(job.pid)
         while not until(process, job.stderr):
+            assert job.poll() is None, job.stderr.read()
             time.sleep(0.005)
         time.sleep(after_s)
         everyone = [process, *process.children(recursive=True)]
