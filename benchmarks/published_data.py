@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from benchmarks.published_carry import carried_over, scaled_by_bytes
+from benchmarks.published_curves import curve_of_rates, slower_of
 from evener.core.figures import Curve, Figure
 from evener.core.profile import GroupBytes, Layer, Profile, Timing
-from evener.cost.carry import carried_over, scaled_by_bytes
-from evener.cost.curves import curve_of_rates, slower_of
 from evener.errors import FileError, UnknownNameError
 
 MIB = 2.0**20

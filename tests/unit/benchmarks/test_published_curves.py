@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from benchmarks.published_curves import curve_of_rates, slower_of
 from evener.core.figures import line
-from evener.cost.curves import curve_of_rates, slower_of
 
 
 def test_worked_numbers():

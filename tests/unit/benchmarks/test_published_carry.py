@@ -2,9 +2,9 @@
 
 import pytest
 
+from benchmarks.published_carry import carried_over, scaled_by_bytes, tables_of
 from evener.core.figures import Figure
 from evener.core.profile import Layer, Profile, Timing
-from evener.cost.carry import carried_over, scaled_by_bytes, tables_of
 
 
 def profile(model: str, saved: int = 10, **kinds: dict[int, float]) -> Profile:
