@@ -50,9 +50,9 @@ class Fault(Value, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         what = f"{self.device}|{self.other}" if self.other else self.device
-        factor = "" if self.factor is None else f" x{self.factor:g}"
-        length = "" if self.for_s is None else f" for {self.for_s:g}s"
-        return f"{self.type} {what}{factor} at {self.at_step:g}{length}"
+        factor = "" if self.factor is None else f" x{self.factor:.12g}"
+        length = "" if self.for_s is None else f" for {self.for_s:.12g}s"
+        return f"{self.type} {what}{factor} at {self.at_step:.12g}{length}"
 
 
 class FaultScript(Value, frozen=True, kw_only=True):

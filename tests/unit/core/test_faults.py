@@ -44,3 +44,9 @@ def test_a_wrong_event_is_quoted(text):
     with pytest.raises(UsageError, match="fault") as caught:
         parse_faults(f"join b/0 at 1; {text}")
     assert repr(text) in caught.value.what
+
+
+def test_a_late_step_is_written_as_it_is_read():
+    """Step 1,234,567 was written 1.23457e+06: another step, which nothing reads."""
+    script = parse_faults("slow lab1/gpu0 x3.1415926 at 1234567.5 for 86400.25s")
+    assert parse_faults(str(script)) == script
