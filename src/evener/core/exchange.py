@@ -80,11 +80,6 @@ class Exchange:
         return any(lane.loses for lane in self.lanes)
 
     @property
-    def in_host_memory(self) -> "Exchange":
-        """The same for values in host memory, which no vendor's library sums: by Gloo inside groups too."""
-        return replace(self, transports=("gloo",) * len(self.groups))
-
-    @property
     def spelled(self) -> str:
         """Groups, and lanes with part, what each member adds and compression: alike for the same exchange.
 

@@ -164,11 +164,8 @@ def _grouped(
     inside = []
     for members in hosts:
         if len(members) > 1:
-            transport = transport_of({fleet.device(m).type for m in members})
             where = fleet.device(members[0]).host
-            inside.append(
-                Reduction(devices=tuple(members), transport=transport, reason=f"together on {where}")
-            )
+            inside.append(Reduction(devices=tuple(members), transport="gloo", reason=f"together on {where}"))
     order = [
         sorted(members, key=lambda m: _best_s(fleet, m, [d for h in hosts if h is not members for d in h]))
         for members in hosts

@@ -12,9 +12,9 @@ from evener.core.exchange import exchange_of
 from evener.core.fewer import Fewer
 from evener.core.fleet import Fleet
 from evener.core.job import Job
-from evener.core.plan import Plan, Prediction
+from evener.core.plan import Plan, Prediction, Reduction
 from evener.core.profile import Profile
-from evener.cost.exchange import LEAST_GAIN, Choice, choose_way, compressed_parts
+from evener.cost.exchange import LEAST_GAIN, Choice, choose_way, compressed_parts, transport_of
 from evener.cost.fewer import BUFFERS, apart_seconds, bytes_between, with_links_times
 from evener.cost.overlap import gradient_buckets
 from evener.errors import NoPlanFitsError
@@ -125,7 +125,8 @@ def _candidate(fleet: Fleet, profile: Profile, job: Job, fewer: Fewer) -> Candid
     step_s = apart_seconds(fewer, local_s, exchange_s)
     told = _predicted(plan.prediction, step_s, fleet, BUFFERS[fewer.how] * num_bytes)
     lossy = compressed_parts(way.reductions)
-    plan = replace(plan, reductions=way.reductions, prediction=told, inexact=lossy, fewer=fewer)
+    reductions = tuple(_by_itself(r, fleet) if r.part is None else r for r in way.reductions)
+    plan = replace(plan, reductions=reductions, prediction=told, inexact=lossy, fewer=fewer)
     return Candidate(
         plan=plan,
         fewer=fewer,
@@ -134,6 +135,11 @@ def _candidate(fleet: Fleet, profile: Profile, job: Job, fewer: Fewer) -> Candid
         exchange_part=1 - local_s / step_s,
         gap=max(0.0, 1 - planned.bound_s / step_s),
     )
+
+
+def _by_itself(group: Reduction, fleet: Fleet) -> Reduction:
+    """A group of a host in which members sum among themselves: over what their types have for it."""
+    return replace(group, transport=transport_of({fleet.device(d).type for d in group.devices}))
 
 
 def _larger(fleet: Fleet, profile: Profile, job: Job, fewer: Fewer) -> Candidate | None:

@@ -1,13 +1,12 @@
 """The part of a sum that stays inside a group: each lane's values come together on one member, and go back.
 
-Three ways behind one interface: memory that all members share (shared.py), messages, or the collectives of
-any torch.distributed backend (NCCL, XCCL, MPI, UCC), which leave the whole sum of the group on every member.
+Two ways behind one interface: memory that all members share (shared.py), or messages. Values lie in host
+memory, where those of accelerators come first: the lanes need them there.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch.distributed as dist
 from torch import Tensor
 
 from evener.core.exchange import Span
@@ -93,27 +92,6 @@ class MessagesInside:
 
     def give_up(self) -> None:
         return  # its waits are Gloo's, which end with their sockets
-
-
-class CollectiveInside:
-    """All-reduce, then a broadcast by each owner: for a backend that has no messages on the CPU."""
-
-    def __init__(
-        self, group: dist.ProcessGroup, back: dist.ProcessGroup, members: Sequence[str], owners: Sequence[str]
-    ) -> None:
-        self._group, self._back = group, back
-        self._places = [list(members).index(o) for o in owners]
-
-    def collect(self, piece: Tensor, number: int, spans: Sequence[Span]) -> None:
-        self._group.allreduce([piece]).wait()
-
-    def spread(self, piece: Tensor, number: int, spans: Sequence[Span]) -> None:
-        for (a, b), place in zip(spans, self._places, strict=True):
-            if b > a:
-                self._back.broadcast(piece[a:b], place).wait()
-
-    def give_up(self) -> None:
-        return  # as above
 
 
 def _send(messages: Messages, to: str, values: Tensor, number: int, slot: int) -> Outgoing:

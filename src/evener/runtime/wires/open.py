@@ -7,7 +7,7 @@ import torch.distributed as dist
 from evener.core.exchange import TRACKS, Exchange
 from evener.runtime.wires.coding import codings_of
 from evener.runtime.wires.grouped import GroupedWire
-from evener.runtime.wires.inside import Alone, CollectiveInside, Inside, MessagesInside
+from evener.runtime.wires.inside import Alone, Inside, MessagesInside
 from evener.runtime.wires.lane import LaneEnd
 from evener.runtime.wires.messages import Messages
 from evener.runtime.wires.shared import ROOMS, Memory, SharedInside, share_memory
@@ -32,39 +32,36 @@ def open_grouped(
 ) -> GroupedWire:
     """The wire of device `here`. Called by all devices of the job together, with the same exchange.
 
-    A group whose transport is Gloo goes through the memory that its members share, where they do, else by
-    messages. One with another transport goes by that backend's collectives, which are in order by themselves:
-    there is one track then. `seed` is of what compression rounds by; every device adds its own place.
+    What is summed lies in host memory: groups go through the memory that their members share, where they do,
+    else by messages over Gloo. `seed` is of what compression rounds by; every device adds its own place.
     `summed`: buffers already are their group's sum, the same on all of its members.
     On a device that is not in the exchange the wire sums nothing: it only made the groups with the others.
     PlanMismatchError and UsageError as the exchange has them.
     """
-    by_messages = all(t in ("", "gloo") for t in exchange.transports)
-    note = ""
-    insides: list[Inside] = [Alone() for _ in range(TRACKS if by_messages else 1)]
+    notes: list[str] = []
+    insides: list[Inside] = [Alone() for _ in range(TRACKS)]
     for members, transport in zip(exchange.groups, exchange.transports, strict=True):
         if len(members) == 1:
             continue
-        backend = transport or "gloo"
         owners = exchange.owners(members[0])
         ordered = [d for d in exchange.ordered if d in members]
-        group = new_group(ordered, backend)
-        back_group = group if backend == "gloo" else new_group(ordered, backend)
+        group = new_group(ordered, "gloo")
         if here not in members:
             continue
-        if backend == "gloo":
-            memory = None if summed else share(group, ordered, 2 * ROOMS * len(insides))
-            if memory is None and not summed and here == members[0]:
-                note = f"{', '.join(members)} share no memory: what they sum goes between them in messages"
-            for track in range(len(insides)):
-                there, back = _both(group, ordered, here, track)
-                insides[track] = (
-                    SharedInside(memory, 2 * ROOMS * track, there, back, members, owners)
-                    if memory
-                    else MessagesInside(there, back, members, owners)
-                )
-        else:
-            insides = [CollectiveInside(group, back_group, ordered, owners)]
+        memory = None if summed else share(group, ordered, 2 * ROOMS * TRACKS)
+        if not summed and here == members[0]:
+            told = ", ".join(members)
+            if transport != "gloo":
+                notes.append(f"{told} sum over hosts what lies in host memory, over gloo and not {transport}")
+            if memory is None:
+                notes.append(f"{told} share no memory: what they sum goes between them in messages")
+        for track in range(TRACKS):
+            there, back = _both(group, ordered, here, track)
+            insides[track] = (
+                SharedInside(memory, 2 * ROOMS * track, there, back, members, owners)
+                if memory
+                else MessagesInside(there, back, members, owners)
+            )
     ends: list[dict[int, LaneEnd]] = [{} for _ in insides]
     place = exchange.devices.index(here) if here in exchange.devices else 0
     for number, lane in enumerate(exchange.lanes):
@@ -78,7 +75,9 @@ def open_grouped(
                 found[number] = LaneEnd(lane, *_both(group, ordered, here, track), codings)
     if here not in exchange.devices:
         return GroupedWire(exchange, ())
-    return GroupedWire(exchange, list(zip(insides, ends, strict=True)), collects=not summed, note=note)
+    return GroupedWire(
+        exchange, list(zip(insides, ends, strict=True)), collects=not summed, note="; ".join(notes)
+    )
 
 
 def _both(

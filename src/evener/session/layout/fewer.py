@@ -64,8 +64,9 @@ def open_apart(seat: Seat) -> Apart | None:
     own = exchange.group_of(here)
     groups = {g: seat.new_group(g) for g in exchange.groups if len(g) > 1}
     wire = seat.wire(own, groups.get(own))
-    plain = exchange.in_host_memory
-    between = site.between(seat.fleet, plan.devices, plain, seat.seed, seat.new_group, rehearse=seat.rehearse)
+    between = site.between(
+        seat.fleet, plan.devices, exchange, seat.seed, seat.new_group, rehearse=seat.rehearse
+    )
     late = None
     if fewer.how == "delayed":
         late = Late([p for p in seat.recipe.model.parameters() if p.requires_grad], between)

@@ -40,7 +40,7 @@ def gradient_wires(seat: Seat, sets: Iterable[tuple[str, ...]]) -> GradientWires
         rounding = seat.seed + _APART * number
         grouped = None
         if exchange:  # whose values `Site.around` brings to the host
-            grouped = open_grouped(exchange.in_host_memory, ranks.here, rounding, seat.new_group)
+            grouped = open_grouped(exchange, ranks.here, rounding, seat.new_group)
         if ranks.here not in devices:
             continue
         if grouped is None:

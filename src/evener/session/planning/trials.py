@@ -29,8 +29,7 @@ def with_tried_sums(
     """
     names = tuple(d.name for d in fleet.devices)
     exchanges = [exchange_of(reductions, names) for reductions in look.ways]
-    over = {i: e.in_host_memory for i, e in enumerate(exchanges) if e is not None}
-    grouped = {i: open_grouped(e, here, 0, new_group) for i, e in over.items()}
+    grouped = {i: open_grouped(e, here, 0, new_group) for i, e in enumerate(exchanges) if e is not None}
     wires = [around(grouped[i]) if i in grouped else ring for i in range(len(exchanges))]
     place, count = names.index(here), len(names)
     try:
