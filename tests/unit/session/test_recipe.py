@@ -162,3 +162,11 @@ def test_an_optimiser_that_cannot_be_made_is_the_recipes_error() -> None:
 def test_what_is_no_recipe_is_refused_at_the_front_door(door: Any) -> None:
     with pytest.raises(UsageError, match="a str was given for a recipe"):
         door("examples/text.py")
+
+
+@pytest.mark.parametrize(("place", "where"), [({}, "meta"), ({"(loss)": "cpu"}, "cpu")])
+def test_what_a_loss_module_holds_goes_where_the_loss_is_computed(place: Any, where: str) -> None:
+    """Class weights stayed in host memory, and every recipe had to move them by hand."""
+    made_ = made(loss=nn.CrossEntropyLoss(weight=torch.ones(2)), place=place)
+    made_.loss_to(torch.device("meta"))
+    assert made_.loss.weight.device.type == where
