@@ -41,10 +41,11 @@ def typical_step(
     notes = []
     whole = [r for r in records if not r.skipped and r.samples == global_batch]
     if not whole:
+        skipped_for = next((r.skipped for r in records if r.skipped), "")
         raise UsageError(
             "no step to report: none was committed with the whole global batch",
             numbers=f"{counted(len(records), 'step')} ran, global batch {global_batch}",
-            remedy="a run of more steps",
+            remedy=f"what skipped them has to go: {skipped_for}" if skipped_for else "a run of more steps",
         )
     skipped = sum(1 for r in records if r.skipped)
     if skipped:

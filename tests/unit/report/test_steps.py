@@ -62,8 +62,9 @@ def test_skipped_and_odd_sized_steps_are_left_out_and_noted():
 
 
 def test_nothing_to_report_is_an_error():
-    with pytest.raises(UsageError, match="global batch 14"):
+    with pytest.raises(UsageError, match="global batch 14") as refused:
         typical_step([record(0, skipped="no memory on lab/a")], global_batch=14, warmup_steps=0)
+    assert "no memory on lab/a" in refused.value.remedy  # more steps would be skipped as well
     with pytest.raises(UsageError, match="0 steps ran"):
         typical_step([], global_batch=14, warmup_steps=0)
 
