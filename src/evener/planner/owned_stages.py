@@ -40,6 +40,8 @@ def plan_stages(fleet: Fleet, profile: Profile, job: Job, levels: Sequence[Held]
     At the first of `levels` that fits: gradients in parts only send more. Errors of the tables (far outside,
     not measured) pass through.
     """
+    if not _has_room(fleet, profile, job):
+        return None
     model, aim = CostModel(fleet=fleet, profile=profile), aim_of(fleet, job)
     best: tuple[float, PlanResult] | None = None
     for held in levels:
@@ -54,6 +56,14 @@ def plan_stages(fleet: Fleet, profile: Profile, job: Job, levels: Sequence[Held]
         if best:
             break
     return best[1] if best else None
+
+
+def _has_room(fleet: Fleet, profile: Profile, job: Job) -> bool:
+    """Whether all devices together can keep the model once: without that no cut is worth a search."""
+    model = CostModel(fleet=fleet, profile=profile)
+    parameters = sum(layer.param_bytes for layer in profile.layers)
+    least = parameters + model.bytes.gradients[-1] + model.bytes.optimizer[-1]
+    return least <= sum(usable_bytes(d, job.memory_margin) for d in fleet.devices)
 
 
 def _shapes(fleet: Fleet, profile: Profile, job: Job, held: Held) -> Iterator[PlanResult]:
