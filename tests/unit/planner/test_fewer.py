@@ -91,7 +91,7 @@ def test_accumulating_is_the_plan_of_a_larger_batch() -> None:
 
 
 def test_a_number_is_found_where_none_is_named() -> None:
-    """The least that leaves exchanges a tenth of the time: 1.4 s in 16 steps of 0.64 s are 12 %, in 32 7 %."""
+    """The least that leaves exchanges a tenth of the time: 1.4 s in 16 steps of 0.64 s are 12 %, in 32 7."""
     slow = linear_profile({"k": 0.08}, param_bytes=20 * MIB)
     found = plan(SLOW, slow, job("local")).plan
     assert found.fewer is not None and found.fewer.every == 32
