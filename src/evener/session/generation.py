@@ -45,7 +45,7 @@ class Lookups(Value, frozen=True, kw_only=True):
 
 MOST_NAMED = 8
 NOT_SAVED = (
-    "no checkpoint is saved from here on: without --checkpoint-every (checkpoint_every=) a later --resume "
+    "this run saves no checkpoint: without --checkpoint-every (checkpoint_every=) a later --resume "
     "begins where this one did"
 )
 
