@@ -56,7 +56,7 @@ def decode(raw: bytes, shape: type[T], where: str) -> T:
     name = shape.__name__.removesuffix("File").lower()
     try:
         return msgspec.json.decode(raw, type=shape)
-    except (msgspec.DecodeError, msgspec.ValidationError) as e:
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as e:  # a file of brackets
         fields = ", ".join(f.name for f in msgspec.structs.fields(shape))  # type: ignore[arg-type]
         example = f"; {EXAMPLES[name]}" if name in EXAMPLES else ""
         raise FileError(

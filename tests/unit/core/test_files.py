@@ -1,10 +1,12 @@
 """A file that is not what it should be: the remedy shows one that is."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evener.core.catalogue import FleetFile
+from evener.core.figures import Value
 from evener.core.files import EXAMPLES, decode, read, read_bytes
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
@@ -39,6 +41,14 @@ def test_what_has_no_end_is_not_read_to_its_end(tmp_path: Path) -> None:
         read_bytes("/dev/zero", 1024)
     (tmp_path / "right").write_bytes(b"x" * 1024)
     assert len(read_bytes(tmp_path / "right", 1024)) == 1024
+
+
+def test_a_file_of_brackets_is_no_traceback() -> None:
+    class Held(Value, frozen=True, kw_only=True):
+        options: Any
+
+    with pytest.raises(FileError, match="no valid held file"):
+        decode(b'{"options": ' + b"[" * 100_000, Held, "held.json")
 
 
 def test_a_mark_of_utf_8_is_passed_over_and_a_slip_has_its_line() -> None:
