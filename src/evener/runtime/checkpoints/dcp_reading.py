@@ -165,12 +165,13 @@ def read_tensor(folder: Path, stored: Stored) -> Tensor:
 
 
 def read_number(folder: Path, stored: Stored) -> bool | int | float | None:
-    """What `stored`, which is no tensor, holds; StateError where it is no number or more than a small one."""
+    """What `stored`, which is no tensor, holds; StateError where it is no number, or none of 64 bits."""
     (part,) = stored.parts
     if part.length > _MOST_NUMBER_BYTES:
         raise _unfit(folder, stored.name, part)
     found = _load(folder, stored.name, part)
-    if found is not None and type(found) not in (bool, int, float):
+    fits = type(found) in (bool, float) or (type(found) is int and -(2**63) <= found < 2**63)
+    if found is not None and not fits:
         raise _unfit(folder, stored.name, part)
     return found
 

@@ -159,7 +159,7 @@ def _to_write(
             found[name] = entry
             continue
         pieces = [(part, s) for part in entry.parts if (s := part.stretch_in(entry.shape))]
-        if len(entry.parts) == 1 or len(pieces) < len(entry.parts):
+        if len(entry.parts) == 1 or len(pieces) < len(entry.parts) or not entry.num_bytes:
             later(name, entry, entry.shape, partial(read_tensor, source, entry))
             continue
         row = prod(entry.shape[1:])

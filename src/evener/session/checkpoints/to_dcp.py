@@ -34,6 +34,9 @@ def export_dcp(path: str | Path, target: str | Path, done: Done = lambda *_: Non
     total = sum(entry.num_bytes for entry in lying)
     try:
         target.mkdir(parents=True)
+    except OSError as e:  # made by somebody else meanwhile: it is theirs, and stays
+        raise FileError(f"cannot write {target}: {e}", remedy=ROOM) from e
+    try:
         check_room(target, total, len(entries) + sum(len(entry.stretches) for entry in lying))
         write_dcp(target, entries, adding(done, total))
     except BaseException as e:

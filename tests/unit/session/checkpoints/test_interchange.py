@@ -13,13 +13,15 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from evener.cli.main import main
 from evener.errors import FileError, StateError, UsageError
+from evener.runtime.checkpoints.dcp_reading import Part, Stored
 from evener.runtime.checkpoints.files import Disk
 from evener.runtime.checkpoints.folder import FOLDER, Checkpoint, checkpoints_in, commit, partial_of
 from evener.runtime.checkpoints.manifest import FORMAT, Manifest, Position, model_id
 from evener.runtime.checkpoints.rows import part_name
 from evener.runtime.checkpoints.shards import write_shard
 from evener.runtime.checkpoints.values import joined, piece_name
-from evener.session.checkpoints.from_dcp import import_dcp
+from evener.session.checkpoints import to_dcp
+from evener.session.checkpoints.from_dcp import _to_write, import_dcp
 from evener.session.checkpoints.to_dcp import export_dcp
 from evener.session.drop_in.checkpoints import load_checkpoint
 
@@ -206,6 +208,34 @@ def test_nothing_is_written_over_and_nothing_is_left(tmp_path: Path, monkeypatch
                 move(lambda *_: None)
     assert not (tmp_path / "to").exists() and not list((tmp_path / "new" / FOLDER).iterdir())
     assert checkpoints_in(tmp_path / "run") == [checkpoint]
+
+
+def test_a_folder_that_others_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two exports to one folder: the second removed what the first was writing."""
+    checkpoint, target = cut(tmp_path / "run"), tmp_path / "dcp"
+
+    def meanwhile(path: Any) -> Checkpoint:
+        target.mkdir()
+        (target / "theirs").touch()
+        return checkpoint
+
+    monkeypatch.setattr(to_dcp, "chosen", meanwhile)
+    with pytest.raises(FileError, match="cannot write"):
+        export_dcp(tmp_path / "run", target)
+    assert (target / "theirs").exists()
+
+
+def test_an_empty_tensor_in_parts_is_one() -> None:
+    rows = [Part(file="f", start=0, length=9, offsets=(a, 0), sizes=(n, 0)) for a, n in ((0, 1), (1, 2))]
+    empty = Stored(name="w", dtype=torch.float32, shape=(3, 0), parts=tuple(rows))
+    assert list(_to_write(Path(), {"model/w": empty}, lambda num_bytes: None)) == ["model/w"]
+
+
+def test_a_number_that_no_tensor_holds_is_refused(tmp_path: Path) -> None:
+    held = {"model": {"w": torch.ones(1)}, "optim": {"state": {"w": {"count": 2**63}}}}
+    dcp.save(held, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    with pytest.raises(StateError, match=r"optim\.state\.w\.count"):
+        import_dcp(tmp_path / "dcp", tmp_path / "run", "Own")
 
 
 @pytest.mark.parametrize(
