@@ -29,7 +29,8 @@ from evener.runtime.holding import Holding, Settings
 from evener.runtime.parts import Part
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
-from evener.runtime.reducers import reducers_for, segments_of
+from evener.runtime.reducers import reducers_for
+from evener.runtime.segments import segments_of
 from evener.runtime.wire import GroupWire, SoloWire
 
 DEVICES = ("h/a", "h/b")

@@ -97,13 +97,11 @@ def in_fsdp(rank: int, world_size: int, source: Path, target: Path) -> tuple[dic
 
 
 def test_a_training_goes_from_unequal_parts_to_fsdp_and_back(tmp_path: Path, pool: Pool) -> None:
-    script = tmp_path / "own.py"
-    script.write_text(SCRIPT, encoding="utf-8")
     rule = rule_of("3", Keep(last=1, every=0))
     run, again = tmp_path / "run", tmp_path / "again"
     for folder in (run, again):
         folder.mkdir()
-    launch(asked(run, script=str(script), plan=plan("parameters"), steps=3, checkpoint=rule))
+    launch(asked(run, script=SCRIPT, plan=plan("parameters"), steps=3, checkpoint=rule))
     (saved,) = checkpoints_in(run)
     assert any(name.startswith("values/") for name in saved.manifest.tensors)
     export_dcp(run, tmp_path / "dcp")
@@ -127,7 +125,7 @@ def test_a_training_goes_from_unequal_parts_to_fsdp_and_back(tmp_path: Path, poo
     other = network()
     state = as_named_here(other, load(other, tmp_path / "fsdp"))
     assert all(torch.equal(state[name], t) for name, t in tensors(checkpoints_in(again)[0]).items())
-    more = {"script": str(script), "resume": str(again), "steps": 1, "checkpoint": rule}
+    more = {"script": SCRIPT, "resume": str(again), "steps": 1, "checkpoint": rule}
     launch(asked(again, plan=plan("optimizer", (1, 0, 4)), **more))
     loss = step(model, optimizer)
     (record,) = read_metrics(again / "metrics.jsonl").records

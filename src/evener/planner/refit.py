@@ -95,7 +95,7 @@ def split_card(
     said["slices of one card talk through host memory"] = None
     devices = tuple(x for d in fleet.devices for x in (new if d.name == name else (d,)))
     links = tuple(x for link in fleet.links for x in _links_of(link, name, [d.name for d in new]))
-    return with_links(replace(fleet, devices=devices), links), profile, tuple(said)
+    return replace(fleet, devices=devices, links=links, sums=()), profile, tuple(said)
 
 
 def _scaled(fleet: Fleet, profile: Profile, card: Device, kind: str, factor: float) -> Profile:
