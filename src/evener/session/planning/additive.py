@@ -72,7 +72,8 @@ def check_adds_up(recipe: Recipe, device: torch.device) -> str:
         return f"{_SEEN}: it is no finite number"
     if not _close(whole.loss_sum, again.loss_sum):
         return f"{_SEEN}: it is another one each time"
-    if not _close(whole.loss_sum, sum(part.loss_sum for part in parts)):
+    # Losses of either sign may nearly cancel: what is left of them is rounding, so parts count as well.
+    if not _close(whole.loss_sum, sum(part.loss_sum for part in parts), *(part.loss_sum for part in parts)):
         raise _refused(recipe.problem, whole, parts)
     return ""
 
@@ -98,8 +99,8 @@ def _run(recipe: Recipe, device: torch.device, indices: Sequence[int]) -> _Ran:
     return _Ran(len(indices), float(loss), weight if problem.reduction == "mean" else 1.0, output)
 
 
-def _close(a: float, b: float) -> bool:
-    return abs(a - b) <= TOLERANCE * max(abs(a), abs(b))
+def _close(a: float, b: float, *beside: float) -> bool:
+    return abs(a - b) <= TOLERANCE * max(map(abs, (a, b, *beside)))
 
 
 def _refused(problem: Problem, whole: _Ran, parts: Sequence[_Ran]) -> ModelError:

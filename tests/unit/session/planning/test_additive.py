@@ -90,6 +90,22 @@ def test_what_adds_up_or_is_the_users_word_passes(recipe) -> None:
     assert all(torch.equal(t, before[n]) for n, t in given.model.state_dict().items())
 
 
+def test_a_loss_whose_samples_cancel_is_compared_by_its_parts() -> None:
+    """Losses of either sign (a critic's score): their mean was rounding alone, and was refused."""
+    ends = torch.tensor([[1e4 / 3]] * 3 + [[-1e4 / 5]] * 5)
+    recipe = Recipe(
+        model=nn.Linear(1, 1),
+        dataset=TensorDataset(ends, ends),
+        loss=lambda output, target: output.mean(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        global_batch=8,
+    )
+    with torch.no_grad():
+        recipe.model.weight.fill_(0.7)
+        recipe.model.bias.zero_()
+    assert check_adds_up(recipe, CPU) == ""
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
     [
