@@ -85,10 +85,10 @@ def move(member: Member, before: Turn) -> str:
             # Looked at first: where nobody listens torch tries again and again.
             socket.create_connection(at, ANSWERS.total_seconds()).close()
             store, beside = store_at(*at, ANSWERS), store_at(*at, ANSWERS)
+            meeting.cut_off()  # a look at the store that is lost would go on for long
+            pulse.move(beside, MOVES_WITHIN_S)
         except (OSError, RuntimeError):
             continue  # it is lost as well
-        meeting.cut_off()  # a look at the store that is lost would go on for long
-        pulse.move(beside, MOVES_WITHIN_S)
         meeting.move_to(store, address)
         with suppress(RuntimeError):  # lost meanwhile: the roll finds out
             standby.tell_again(meeting)

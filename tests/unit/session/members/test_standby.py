@@ -53,6 +53,21 @@ def test_the_first_standby_that_answers_is_told_what_nobody_else_knows(standby: 
     assert member.pulse.alarm is None and member.meeting.has("pulse/lab/b")
 
 
+def test_a_standby_that_is_lost_as_it_is_moved_to_is_passed_over(standby: Standby) -> None:
+    member, other = member_of(standby), serve_store("127.0.0.1")
+    moves: list[str] = []
+
+    def move_pulse(store: Any, unborn_s: float) -> None:
+        moves.append("")
+        if len(moves) == 1:
+            raise RuntimeError("Connection reset by peer")
+
+    member.pulse = SimpleNamespace(is_over=False, move=move_pulse)
+    said = move(member, turn_of({"lab/c": f"127.0.0.1:{other[1]}", "lab/b": standby.address}))
+    standby.close()
+    assert len(moves) == 2 and said.endswith(f"meet at {standby.address}, on lab/b")
+
+
 def test_who_may_not_go_on_stays(standby: Standby) -> None:
     both = turn_of({"lab/b": standby.address, "lab/c": standby.address})
     assert move(member_of(None), both) == ""  # started with the store
