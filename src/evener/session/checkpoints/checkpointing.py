@@ -9,7 +9,8 @@ device finds the word when it gets there. While one is being written, none is an
 Hosts that take steps by themselves may get there before the leader: they wait for its word, yes or no, at the
 steps of the rule. By the clock there are no such steps.
 
-A run that is ended early (Ctrl-C) is asked for one more: as by the clock, everybody looks at each boundary.
+A run that is ended early (Ctrl-C) is asked for one more: everybody looks for that about once a second, at
+boundaries that all know by the plan. At each it would cost a step the way to the store and back.
 """
 
 import time
@@ -31,6 +32,9 @@ from evener.session.meeting import Meeting
 MAY_ASK, ANSWERS, ASKED, ANSWERED = "may ask to save", "saves when asked", "is to save", "has saved"
 """What whoever started the job puts before all else, if it may ask for one more checkpoint; the leader, once
 the steps look for that; the former when it asks; the latter when that is done, or could not be."""
+
+LOOK_S, MOST_STEPS = 1.0, 32
+"""Everybody looks for that once in so many seconds by the plan, and in so many steps at most."""
 
 
 class Checkpointing:
@@ -62,6 +66,8 @@ class Checkpointing:
         self._announced = -1
         self._boundary = self._saved = -1
         self._job, self._asked_for, self._left_out = job, -1, -1
+        told = steps.plan.prediction  # of the plan that this began with: the same number on all devices
+        self._look_every = min(MOST_STEPS, max(1, int(LOOK_S / told.step_s))) if told else 1
         if job is not None and self.saver.leads:
             job.put(ANSWERS, True)
         self._due_s = clock()
@@ -124,15 +130,21 @@ class Checkpointing:
     def _is_agreed(self, number: int) -> bool:
         if self.saver.leads:
             return number == self._announced
-        if self._job is None and self._rule.steps is not None and not self._rule.is_due(number, 0.0):
+        by_steps = self._rule.steps is not None
+        if by_steps and not self._rule.is_due(number, 0.0) and self._asks(number) is None:
             return False
         key = self.saver.key(f"save/{number}")
         if self._steps.meetings:
             return self._meeting.get(key, bool)
         return self._meeting.store.check([key])
 
+    def _asks(self, number: int) -> Meeting | None:
+        """Where one more may be asked for before step `number`; None where nobody looks."""
+        return self._job if number % self._look_every == 0 else None
+
     def _announce(self, number: int) -> None:
-        asked = self._asked_for < 0 and self._job is not None and self._job.has(ASKED)
+        job = self._asks(number) if self._asked_for < 0 else None
+        asked = job is not None and job.has(ASKED)
         if asked and not self.saver.is_busy:
             self._asked_for = number
         elif not self._rule.is_due(number, self._clock() - self._due_s):
