@@ -116,7 +116,8 @@ def test_one_device_is_not_compared_with_itself(tmp_path: Path) -> None:
         "                     loss=torch.nn.MSELoss(), optimizer=torch.optim.AdamW, global_batch=32)\n"
     )
     alone = Request(fleet=Fleet(devices=(Device(name="lab/a", kind="cpu"),)), run_dir="", script=str(script))
-    assert exactness.in_two_parts(alone).micro_batch == 22
+    sizes = [exactness.in_two_parts(replace(alone, global_batch=b or None)).micro_batch for b in (0, 3, 2, 1)]
+    assert sizes == [22, 2, 1, 1]  # of two samples the larger part was both
     given = replace(alone, plan=PLAN)
     assert exactness.in_two_parts(given) == given
     (pipeline,) = PLAN.pipelines

@@ -150,12 +150,13 @@ def verify(request: Request) -> Exactness | None:
 def in_two_parts(request: Request) -> Request:
     """The request of one device with a micro-batch of two thirds of the batch, unless it says how to split.
 
-    Example: a batch of 32 is taken as 22 and 10. A mean that is none, or a model that mixes samples, shows.
+    Examples: a batch of 32 is taken as 22 and 10, one of 2 as 1 and 1. A mean that is none, or a model that
+    mixes samples, shows.
     """
     if len(request.fleet.devices) > 1 or request.plan or request.micro_batch:
         return request
     batch = request.global_batch or load_recipe(request.script, request.seed).global_batch
-    return msgspec.structs.replace(request, micro_batch=-(-2 * batch // 3))
+    return msgspec.structs.replace(request, micro_batch=min(-(-2 * batch // 3), max(batch - 1, 1)))
 
 
 def _alone(plan: Plan) -> tuple[str, tuple[str, ...]]:
