@@ -14,7 +14,14 @@ _ORDER = "model, optimizer, loader = ev.prepare(model, optimizer, loader)"
 
 
 def check_asked(
-    model: Any, optimizer: Any, loader: Any, micro_batch: Any = None, batch_per_device: Any = None
+    model: Any,
+    optimizer: Any,
+    loader: Any,
+    micro_batch: Any = None,
+    batch_per_device: Any = None,
+    *,
+    scheduler: Any = None,
+    scaler: Any = None,
 ) -> None:
     """UsageError for an argument of another type, an empty dataset, or an optimiser of another model."""
     if isinstance(loader, ShareLoader):
@@ -29,6 +36,16 @@ def check_asked(
         if not isinstance(value, kind):
             raise UsageError(
                 f"prepare's {what} is a {type(value).__name__}, not a torch {kind.__name__}", remedy=_ORDER
+            )
+    for what, value, calls in (
+        ("scheduler", scheduler, ("step",)),
+        ("scaler", scaler, ("unscale_", "step", "update")),
+    ):
+        lacking = [name for name in calls if not callable(getattr(value, name, None))]
+        if value is not None and lacking:
+            raise UsageError(
+                f"prepare's {what} is a {type(value).__name__}, which has no {lacking[0]}()",
+                remedy="one of torch.optim.lr_scheduler" if what == "scheduler" else "a torch.amp.GradScaler",
             )
     own = {id(p) for p in model.parameters()}
     moved = [p for group in optimizer.param_groups for p in group["params"]]

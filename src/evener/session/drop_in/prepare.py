@@ -67,7 +67,7 @@ def prepare(
     scheduler: a torch LR scheduler, whose step() is made to act once per global batch; scaler: a GradScaler,
     likewise. Raises UsageError for what cannot be shared out: loaders, plans, an optimiser of another model.
     """
-    check_asked(model, optimizer, loader, micro_batch, batch_per_device)
+    check_asked(model, optimizer, loader, micro_batch, batch_per_device, scheduler=scheduler, scaler=scaler)
     meeting = open_meeting()
     fleet = fleet or fleet_here(None, world_size_here() or 1)
     names = tuple(d.name for d in fleet.devices)

@@ -111,6 +111,8 @@ def test_a_loop_may_pass_a_step_by_where_a_turn_is_a_global_batch() -> None:
         ({"optimizer": lambda: None}, "prepare's optimizer is a function"),
         ({"optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)}, "not the model's"),
         ({"loader": DataLoader([], batch_size=4, sampler=torch.utils.data.SequentialSampler([]))}, "empty"),
+        ({"scaler": True}, r"prepare's scaler is a bool, which has no unscale_\(\)"),
+        ({"scheduler": "cosine"}, r"prepare's scheduler is a str, which has no step\(\)"),
         ({"micro_batch": 0}, "micro_batch of 0"),
         ({"micro_batch": 1.5}, "micro_batch of 1.5"),
         ({"batch_per_device": "4"}, "batch_per_device is a str"),
