@@ -177,7 +177,7 @@ def restore(steps: Steps, checkpoint: Checkpoint) -> list[str]:
     """Put this device where `checkpoint` was, whatever plan and devices wrote it; what is not the same.
 
     Raises StateError where the checkpoint is of another model, optimiser or data order; nothing has changed
-    then.
+    then, but where state lies on disk what came before what does not fit.
     """
     manifest, here = checkpoint.manifest, steps.ranks.here
     check_model(checkpoint, steps.recipe.model, type(steps.optimizer).__name__)
