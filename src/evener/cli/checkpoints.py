@@ -1,6 +1,6 @@
 """`evener checkpoints`: what a run has saved, whether it is good, and its state in the form of others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +48,6 @@ def checkpoints(
     --resume latest goes on from there under any plan.
     """
     from rich.console import Console
-    from rich.table import Column, Table
 
     from evener.cli.train import print_json
     from evener.errors import UsageError
@@ -66,15 +65,7 @@ def checkpoints(
         console.print(_told("imported", moved), soft_wrap=True)
         result["imported_dcp"] = moved.as_json()
     found = listed(run, verify=verify)
-    name = Column("checkpoint", no_wrap=True)  # by which one is taken, however narrow the terminal is
-    state = Column("state", overflow="fold")
-    table = Table(name, "step", "samples", "MiB", "shards", "model", state, box=None)
-    for one in found:
-        said = one.problem or ("good" if verify else "not verified")
-        size = "" if one.num_bytes is None else f"{one.num_bytes / 2**20:.1f}"
-        shown = [one.step, one.samples_seen, size, one.num_shards, one.model_id]
-        table.add_row(one.name, *("" if x is None else str(x) for x in shown), said)
-    console.print(table if found else f"{run} has no checkpoint")
+    console.print(_table(found, verify=verify) if found else f"{run} has no checkpoint")
     result["checkpoints"] = [one.as_json() for one in found]
     if export is not None:
         source = export_weights(run, export)
@@ -91,6 +82,20 @@ def checkpoints(
         print_json(result)
     if not found or found[0].problem:
         raise typer.Exit(1)
+
+
+def _table(found: Sequence[Any], *, verify: bool) -> Any:
+    from rich.table import Column, Table
+
+    name = Column("checkpoint", no_wrap=True)  # by which one is taken, however narrow the terminal is
+    state = Column("state", overflow="fold")
+    table = Table(name, "step", "samples", "MiB", "shards", "model", state, box=None)
+    for one in found:
+        said = one.problem or ("good" if verify else "not verified")
+        size = "" if one.num_bytes is None else f"{one.num_bytes / 2**20:.1f}"
+        shown = [one.step, one.samples_seen, size, one.num_shards, one.model_id]
+        table.add_row(one.name, *("" if x is None else str(x) for x in shown), said)
+    return table
 
 
 def _told(word: str, moved: Any) -> str:

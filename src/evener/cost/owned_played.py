@@ -33,8 +33,7 @@ def play_in_stages(model: CostModel, plan: Plan) -> OwnedCost:
     owners = StagedOwners(model=model, plan=plan)
     rows = {d: [m for m in row if m.action.type in _COMPUTE] for d, row in played.moments.items()}
     ends = {d: max((m.end_s for m in row), default=0.0) for d, row in rows.items()}
-    compute_end, seconds, memory = max(ends.values()), {}, {}
-    gathers: dict[str, tuple[tuple[float, float], ...]] = {}
+    compute_end, seconds = max(ends.values()), {}
     for d, row in rows.items():
         waited = sum(s for (_, device, _, _), s in costs.gather_s.items() if device == d)
         told = {
@@ -49,15 +48,13 @@ def play_in_stages(model: CostModel, plan: Plan) -> OwnedCost:
         told["bubble"] = max(own_end - busy, 0.0)
         told["wait"] = max(compute_end - own_end, 0.0)
         seconds[d] = told
-        memory[d] = _peak_bytes(owners, routes, d, row)
-        gathers[d] = ()
     return OwnedCost(
         step_s=played.barrier_s,
         compute_end_s=compute_end,
         summed_s=played.barrier_s,
         seconds=seconds,
-        memory_bytes=memory,
-        gather_s=gathers,
+        memory_bytes={d: _peak_bytes(owners, routes, d, row) for d, row in rows.items()},
+        gather_s=dict.fromkeys(rows, ()),
     )
 
 
