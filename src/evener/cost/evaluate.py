@@ -24,6 +24,7 @@ from evener.cost.reduce import Holder, Sums, reduction_ends
 from evener.cost.resident_memory import resident_peak
 from evener.cost.residing import resident
 from evener.cost.several import play, run_several
+from evener.cost.step import MODEL_ERROR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,18 @@ class PlanCost:
     compute_end_s: float
     seconds: dict[str, dict[str, float]]
     memory_bytes: dict[str, float]
+
+
+def bounds_of(model: CostModel, plan: Plan, step_s: float) -> tuple[float, float]:
+    """Least and most seconds a step, around `step_s`: figures at their edges, and `MODEL_ERROR` beyond.
+
+    Example: a step of 100 ms, all of it of figures of ±10 %: 88.2 and 112.2 ms.
+    """
+    edges = []
+    for side in (-1, 1):
+        edge = CostModel(fleet=model.fleet, profile=model.profile, side=side)
+        edges.append(evaluate(edge, plan).step_s * (1 + side * MODEL_ERROR))
+    return min(edges[0], step_s), max(edges[1], step_s)
 
 
 def evaluate(model: CostModel, plan: Plan) -> PlanCost:

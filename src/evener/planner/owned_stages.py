@@ -18,11 +18,10 @@ from evener.core.job import Job
 from evener.core.ownership import WORDS, holders_of, shares_of_state
 from evener.core.plan import Held, Ownership, Plan, Prediction
 from evener.core.profile import Profile
-from evener.cost.evaluate import PlanCost, evaluate
+from evener.cost.evaluate import PlanCost, bounds_of, evaluate
 from evener.cost.memory import bytes_by_layer, usable_bytes
 from evener.cost.model import CostModel
 from evener.cost.owned_stages import StagedOwners
-from evener.cost.step import MODEL_ERROR
 from evener.errors import NoPlanFitsError
 from evener.planner.aim import aim_of
 from evener.planner.parts import filled, simple
@@ -175,15 +174,12 @@ def _sentence(plan: Plan, held: Held) -> str:
 
 def _prediction(model: CostModel, plan: Plan, cost: PlanCost, before: Prediction) -> Prediction:
     """What was told of the shape, with the seconds and bytes that it has with its parts."""
-    edges = []
-    for side in (-1, 1):
-        edge = CostModel(fleet=model.fleet, profile=model.profile, side=side)
-        edges.append(evaluate(edge, plan).step_s * (1 + side * MODEL_ERROR))
+    lower_s, upper_s = bounds_of(model, plan, cost.step_s)
     return replace(
         before,
         step_s=cost.step_s,
-        lower_s=min(edges[0], cost.step_s),
-        upper_s=max(edges[1], cost.step_s),
+        lower_s=lower_s,
+        upper_s=upper_s,
         memory_bytes={n: int(b) for n, b in cost.memory_bytes.items()},
         seconds=cost.seconds,
         owned_bytes=StagedOwners(model=model, plan=plan).owned_bytes(),

@@ -7,10 +7,9 @@ from evener.core.job import Job
 from evener.core.ownership import WORDS, held_by
 from evener.core.plan import HELD, Held, LeftOut, Plan, Prediction
 from evener.core.profile import Profile
+from evener.cost.evaluate import bounds_of
 from evener.cost.model import CostModel
-from evener.cost.owned import play_owned
 from evener.cost.owned_memory import owners_of
-from evener.cost.step import MODEL_ERROR
 from evener.cost.worth import unbounded_samples_per_s
 from evener.errors import NoPlanFitsError, OutOfRangeError, UnknownNameError
 from evener.planner.aim import Aim, aim_of
@@ -232,18 +231,15 @@ def _sentence(best: OwnedPlan) -> str:
 
 
 def _prediction(model: CostModel, profile: Profile, job: Job, best: OwnedPlan) -> Prediction:
-    edges = []
-    for side in (-1, 1):
-        edge = CostModel(fleet=model.fleet, profile=profile, side=side)
-        edges.append(play_owned(edge, best.plan).step_s * (1 + side * MODEL_ERROR))
+    lower_s, upper_s = bounds_of(model, best.plan, best.cost.step_s)
     owners = owners_of(profile, model.bytes, best.plan)
     groups = groups_of(model.fleet, profile, job)
     pool = pool_of(model.fleet, profile, job, groups, micro_batch=None)
     rates, solo_seconds = solo_rates(pool, groups, profile, job) if pool.groups else ({}, {})
     return Prediction(
         step_s=best.cost.step_s,
-        lower_s=min(edges[0], best.cost.step_s),
-        upper_s=max(edges[1], best.cost.step_s),
+        lower_s=lower_s,
+        upper_s=upper_s,
         memory_bytes={n: int(b) for n, b in best.cost.memory_bytes.items()},
         solo_samples_per_s=rates,
         solo_seconds=solo_seconds,

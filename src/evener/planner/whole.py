@@ -9,8 +9,7 @@ from evener.core.fleet import Fleet
 from evener.core.job import Job
 from evener.core.plan import LeftOut, Plan, Prediction
 from evener.core.profile import Profile
-from evener.cost.evaluate import CostModel, PlanCost, evaluate
-from evener.cost.step import MODEL_ERROR
+from evener.cost.evaluate import CostModel, PlanCost, bounds_of, evaluate
 from evener.cost.sums import with_groups
 from evener.errors import NoPlanFitsError
 from evener.planner.aim import Aim, aim_of
@@ -174,17 +173,14 @@ def _result(
     with_device: dict[str, float],
 ) -> PlanResult:
     model = tables.model
-    edges = []
-    for side in (-1, 1):
-        edge = CostModel(fleet=model.fleet, profile=model.profile, side=side)
-        edges.append(evaluate(edge, best).step_s * (1 + side * MODEL_ERROR))
+    lower_s, upper_s = bounds_of(model, best, cost.step_s)
     groups = groups_of(model.fleet, model.profile, job)
     pool = pool_of(model.fleet, model.profile, job, groups, micro_batch=None)
     rates, solo_seconds = solo_rates(pool, groups, model.profile, job) if pool.groups else ({}, {})
     prediction = Prediction(
         step_s=cost.step_s,
-        lower_s=min(edges[0], cost.step_s),
-        upper_s=max(edges[1], cost.step_s),
+        lower_s=lower_s,
+        upper_s=upper_s,
         memory_bytes={n: int(b) for n, b in cost.memory_bytes.items()},
         solo_samples_per_s=rates,
         solo_seconds=solo_seconds,

@@ -206,3 +206,14 @@ def test_no_shape_is_taken_for_sums_that_were_tried_and_are_slower():
     assert by_formula.plan.devices == names
     result = plan(replace(made, sums=tried), profile, job, shapes="all")
     assert all(result.plan.prediction.step_s <= a.step_s for a in result.alternatives if a.step_s)
+
+
+def test_bounds_are_the_edges_of_all_figures_and_two_percent():
+    profile = chain({"k": 1.0})
+    rough = tuple(
+        replace(t, forward_s=replace(t.forward_s, spread=0.1), backward_s=replace(t.backward_s, spread=0.1))
+        for t in profile.timings
+    )
+    result = plan(devices(("k", 1e9)), replace(profile, timings=rough), Job(global_batch=4), shapes="all")
+    told = result.plan.prediction
+    assert (told.lower_s / told.step_s, told.upper_s / told.step_s) == pytest.approx((0.882, 1.122))
