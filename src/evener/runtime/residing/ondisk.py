@@ -122,6 +122,7 @@ class StateOnDisk:
         kept, views, (first, size) = optimizer.state[p], self._views[p], self._places[p]
         found = all(key in kept for key in views)
         if found:
+            self._take_in(optimizer, p)  # after a change of devices it is where the one before had it
             whole = self._buffer.numpy().data[:size]
             _all_of(os.preadv, self._file.fileno(), whole, first)
             here = {}
@@ -142,12 +143,15 @@ class StateOnDisk:
         """What `optimizer` keeps for `p` lies in the file, wherever it was put, and leaves memory."""
         if not isinstance(p, nn.Parameter) or p not in self._places:
             return
+        self._take_in(optimizer, p)
+        self._let_go(p)
+
+    def _take_in(self, optimizer: torch.optim.Optimizer, p: nn.Parameter) -> None:
         kept = optimizer.state.get(p, {})
         for key, view in self._views[p].items():
             value = kept.get(key)
             if value is not None and value.data_ptr() != view.data_ptr():
                 kept[key] = view.copy_(value)
-        self._let_go(p)
 
     def later(self, tensors: Mapping[str, Tensor]) -> dict[str, Later]:
         """Those of `tensors` that lie in the file, to be read one by one by who holds `reading`."""

@@ -109,6 +109,24 @@ def test_what_is_restored_goes_to_the_file_again(tmp_path: Path):
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
 
 
+def test_state_that_came_from_elsewhere_is_stepped_on(tmp_path: Path):
+    """As after a change of devices: the new file was empty, and averages went on from 0 without a word."""
+    net, other = model(), model()
+    moves, plain = (OPTIMIZERS["adamw"](x.parameters()) for x in (net, other))
+    before = on_disk(net, moves, tmp_path, least_bytes=8000)
+    run(net, moves, lambda: before.step(moves))
+    run(other, plain, plain.step)
+    again = OPTIMIZERS["adamw"](net.parameters())
+    state = on_disk(net, again, tmp_path, least_bytes=8000)
+    for p in net.parameters():
+        again.state[p] = moves.state[p]
+    run(net, again, lambda: state.step(again), 3)
+    run(other, plain, plain.step, 3)
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), other.parameters(), strict=True))
+    kept = {str(n): again.state[p]["exp_avg"] for n, p in enumerate(net.parameters())}
+    assert set(state.later(kept)) == {"0", "2"}
+
+
 class Counting(torch.optim.SGD):
     """Moves by a number that its group counts up: called twice, it goes elsewhere."""
 
