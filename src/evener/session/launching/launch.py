@@ -126,7 +126,7 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
         try:
             _watch(processes, store, lookout, elastic=elastic and len(processes) > 1, again=again)
         except (KeyboardInterrupt, SystemExit):
-            _save_first(store, processes)
+            _save_first(store, processes, lookout)
             raise
         store.wait([OUTCOME], timedelta(seconds=GRACE_S))
         return decode(store.get(OUTCOME), kind, "the run's outcome")
@@ -208,13 +208,18 @@ def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: boo
             tell(sentence)
 
 
-def _save_first(store: dist.Store, processes: list) -> None:
-    """Return when one more checkpoint is saved, where the steps look for that, or when nobody is left."""
+def _save_first(store: dist.Store, processes: list, lookout: Lookout) -> None:
+    """Return when one more checkpoint is saved, where the steps look for that, or when nobody is left.
+
+    Says when nothing moves, as before.
+    """
     if not store.check([ANSWERS]):
         return
     tell("saves a checkpoint, then ends; once more (Ctrl-C or SIGTERM) ends it at once")
     store.set(ASKED, "true")
-    while not store.check([ANSWERED]) and any(p.is_alive() for p in processes):
+    while not store.check([ANSWERED]) and (living := [p for p in processes if p.is_alive()]):
+        for sentence in lookout.look(living):
+            tell(sentence)
         time.sleep(ASK_S)
 
 

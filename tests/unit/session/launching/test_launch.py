@@ -7,7 +7,9 @@ import pytest
 
 from evener.core.fleet import Device, Fleet
 from evener.errors import PeerLostError
+from evener.session.checkpoints.checkpointing import ANSWERED, ANSWERS, ASKED
 from evener.session.checkpoints.save_rule import Keep, rule_of
+from evener.session.launching import launch
 from evener.session.launching.launch import _again, _why
 from evener.session.request import Request
 
@@ -28,6 +30,49 @@ class Silent:
 
     def check(self, keys: list[str]) -> bool:
         return False
+
+
+class Told:
+    """A store in which a few words stand."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = {*words}
+
+    def check(self, keys: list[str]) -> bool:
+        return self.words.issuperset(keys)
+
+    def set(self, key: str, value: str) -> None:
+        self.words.add(key)
+
+
+class Stuck:
+    """A process that is seen to live a few times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def is_alive(self) -> bool:
+        self.times -= 1
+        return self.times >= 0
+
+
+class Watching:
+    def look(self, processes: list[Stuck]) -> list[str]:
+        return ["no step has ended for 30 s"] if processes[0].times == 1 else []
+
+
+def test_who_waits_for_one_more_checkpoint_is_told_when_nothing_moves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "ASK_S", 0.0)
+    store, watching = Told(ANSWERS), Watching()
+    launch._save_first(store, [Stuck(3)], watching)  # type: ignore[arg-type]
+    assert store.words == {ANSWERS, ASKED}
+    assert capsys.readouterr().err.count("no step has ended for 30 s") == 1
+    saved, nobody_looks = Told(ANSWERS, ANSWERED), Told()
+    launch._save_first(saved, [Stuck(9)], watching)  # type: ignore[arg-type]
+    launch._save_first(nobody_looks, [Stuck(9)], watching)  # type: ignore[arg-type]
+    assert saved.words == {ANSWERS, ANSWERED, ASKED} and not nobody_looks.words
 
 
 @pytest.mark.parametrize(
