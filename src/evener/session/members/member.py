@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -60,8 +60,13 @@ class Belongings:
                 before, keeper = self.live[name]
                 if tensor is not before:
                     tensor.detach().copy_(before.detach())
-                if keeper is not optimizer and before in keeper.state:
-                    optimizer.state[tensor] = keeper.state[before]
+                if keeper is optimizer or before not in keeper.state:
+                    continue
+                kept = keeper.state[before]
+                if all(v.device == tensor.device for v in _like(tensor, kept)):
+                    optimizer.state[tensor] = kept
+                else:  # from a card to its host, say, as the plan now has it
+                    import_state(export_state({name: before}, keeper), {name: tensor}, optimizer)
 
     def fill(
         self, states: Mapping[str, State], tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
@@ -69,6 +74,11 @@ class Belongings:
         """Make `tensors` what `states` say, each under its name."""
         for name, state in states.items():
             import_state(state, {name: tensors[name]}, optimizer)
+
+
+def _like(p: Tensor, kept: Mapping[str, Any]) -> list[Tensor]:
+    """What an optimiser keeps for `p` in its shape; counts of steps are where torch wants them."""
+    return [v for key, v in kept.items() if isinstance(v, Tensor) and v.shape == p.shape and key != "step"]
 
 
 @dataclass
