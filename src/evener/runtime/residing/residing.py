@@ -86,9 +86,7 @@ class Residing:
         ]
         for number, unit in enumerate(self._units):
             before = unit.module.__dict__.get("forward")  # which a user may have put there
-            if isinstance(
-                before, _Visit
-            ):  # of one that nobody closed: a device was lost before its first step
+            if isinstance(before, _Visit):  # nobody closed it: a device was lost before the first step
                 before = before.before
             plain = before or partial(type(unit.module).forward, unit.module)
             unit.module.forward = _Visit(self, number, plain, before)  # type: ignore[method-assign]
