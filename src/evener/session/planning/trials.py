@@ -12,6 +12,8 @@ from evener.core.seams import Wire
 from evener.policy.trials import Samples, Trials, again, tried
 from evener.runtime.wires.open import NewGroup, open_grouped
 
+OTHER_BYTES = 2**26
+
 
 def with_tried_sums(
     fleet: Fleet,
@@ -57,14 +59,17 @@ def timed_sums(
 
     In turn, so that what disturbs disturbs all alike. `warms`: the turn before, which opens connections and
     makes room, does not count. Values are normal, as gradients nearly are: how far some lanes can pack them
-    depends on it.
+    depends on it. Before each sum other memory is gone through, as a backward does, and no way follows
+    itself: it would find what it works with in the caches.
     """
     taken = torch.zeros(count, warms + trials.repeats, len(wires), len(trials.sizes), dtype=torch.float64)
     values = torch.randn(max(trials.sizes, default=0) // 4, generator=torch.Generator().manual_seed(place))
     given, buffer = values.to(device), torch.empty_like(values, device=device)
+    other = torch.zeros(OTHER_BYTES if len(wires) else 0, dtype=torch.uint8)
     for turn in taken[place]:
-        for row, wire in zip(turn, wires, strict=True):
-            for i, size in enumerate(trials.sizes):
+        for i, size in enumerate(trials.sizes):
+            for row, wire in zip(turn, wires, strict=True):
+                other.add_(1)
                 summed = buffer[: size // 4].copy_(given[: size // 4])
                 ring.all_reduce(torch.zeros(1, device=device), "trial: all begin").wait()
                 start = time.perf_counter()
