@@ -1,6 +1,7 @@
 """Optimisers whose state lies in a file: the same steps to the bit, little memory, nothing left behind."""
 
 import copy
+import os
 import shutil
 import subprocess
 import sys
@@ -169,15 +170,16 @@ os.kill(os.getpid(), 9)
 
 
 def test_memory_holds_a_few_parameters_of_it_and_a_kill_leaves_nothing(tmp_path: Path):
-    """24 parameters of 4 MB have 201 MB of state; malloc keeps some of what the first step puts there."""
+    """24 parameters of 4 MB have 201 MB of state; what malloc would keep for later is not counted."""
     ended = subprocess.run(
         [sys.executable, "-u", "-c", SCRIPT, str(tmp_path), "kill"],
         capture_output=True,
         text=True,
         timeout=120,
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
     )
     assert ended.returncode == -9, ended.stderr
     num_bytes, more = map(int, ended.stdout.split())
     assert num_bytes == 24 * 2 * 2**22
-    assert more < 0.5 * num_bytes
+    assert more < 0.15 * num_bytes
     assert list(tmp_path.iterdir()) == []
