@@ -83,7 +83,7 @@ class LoopSteps:
             self._report_skip()
         elif self.verdict.do == "apply" and not self.moved and self._in_turns:
             raise self._without_step("a global batch", f"step {self._number - 1}")
-        self._unmoved = 0 if self.moved else self._unmoved + (self.verdict is not None)
+        self._unmoved = 0 if self.moved else self._unmoved + self.accepts
 
     def end_epoch(self) -> None:
         """The loop is through with its data: UsageError where it has never called `optimizer.step()`."""

@@ -59,8 +59,8 @@ def timed_sums(
 
     In turn, so that what disturbs disturbs all alike. `warms`: the turn before, which opens connections and
     makes room, does not count. Values are normal, as gradients nearly are: how far some lanes can pack them
-    depends on it. Before each sum other memory is gone through, as a backward does, and no way follows
-    itself: it would find what it works with in the caches.
+    depends on it. Before each sum other memory is gone through, as a backward does, and where there are
+    several ways none follows itself: it would find what it works with in the caches.
     """
     taken = torch.zeros(count, warms + trials.repeats, len(wires), len(trials.sizes), dtype=torch.float64)
     values = torch.randn(max(trials.sizes, default=0) // 4, generator=torch.Generator().manual_seed(place))

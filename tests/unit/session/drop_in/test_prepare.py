@@ -154,3 +154,10 @@ def test_a_gradient_scaler_scales_over_turns_and_passes_overflows_by(micro_batch
         seen.append((round(model.weight.item(), 6), scaler.get_scale()))
     last = [s for i, s in enumerate(seen) if micro_batch is None or i % 2]
     assert last == [(1.0, 4.0), (0.45, 4.0), (-0.5, 8.0)]
+
+
+def test_a_loop_that_only_looks_at_its_data_is_not_told_to_step() -> None:
+    """All its global batches are skipped, which is printed; there was no sum that a step could have used."""
+    model, _, loader = ev.prepare(*parts(), micro_batch=2)
+    with torch.no_grad():
+        assert len([model(x) for x, _ in loader]) == 6
