@@ -80,7 +80,9 @@ def stopped(run_dir: Path, script: str, *, saves: bool = False) -> str:
     saved = checkpoints_in(run_dir)
     if saved:
         command = f"evener train {script} --run-dir {run_dir} --resume latest"
-        goes_on = f"the newest checkpoint is {saved[0].label}: {command} goes on from it"
+        goes_on = (
+            f"the newest checkpoint is {saved[0].label}: {command}, with the options it had, goes on from it"
+        )
     elif saves:
         goes_on = "no checkpoint was saved: it was ended before there was one"
     else:

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from evener.core.fleet import Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.split import apportion
+from evener.core.tell import tell
 from evener.errors import PlanMismatchError, UsageError
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import spread_state
@@ -93,6 +94,11 @@ def prepare(
         atexit.register(meeting.leave_group)  # its threads must end before the interpreter does
         spread_state(model)
     scale = Scale(reduction, weight)
+    if scale.is_of_samples and meeting.rank == 0 and _is_split(plan):
+        tell(
+            "the loss of this loop is taken as a mean over samples; one with class weights or ignored labels "
+            "needs weight="
+        )
     steps = LoopSteps(model, ranks, site.wire(fleet, names, rehearse=False), scale)
     gate_optimizer(optimizer, steps)
     if scheduler is not None:
@@ -129,6 +135,11 @@ def _samples_of(loader: DataLoader, seed: int) -> tuple[Samples, int]:
         worker_init_fn=loader.worker_init_fn,
     )
     return samples, loader.batch_size
+
+
+def _is_split(plan: Plan) -> bool:
+    """Whether a global batch is taken in more than one piece."""
+    return any(p.micro_batch < plan.global_batch for p in plan.pipelines)
 
 
 def _split_plan(

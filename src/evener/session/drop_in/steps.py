@@ -26,6 +26,11 @@ class Scale:
     weight: Callable[[Any], Any] | None
 
     @property
+    def is_of_samples(self) -> bool:
+        """Whether a loss is taken as a mean over its samples, as nobody has said anything else."""
+        return self.reduction == "mean" and self.weight is None
+
+    @property
     def divides_at_the_end(self) -> bool:
         """Whether all weight together is known only when the devices have told theirs."""
         return self.reduction == "mean" and self.weight is not None

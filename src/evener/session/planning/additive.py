@@ -19,7 +19,9 @@ from evener.runtime.problem import Problem, to_device
 from evener.runtime.tables.layer import table_layers
 from evener.session.recipe import Recipe
 
-MOST_SAMPLES = 8
+MOST_SAMPLES = 8  # at once
+CUTS = (3, 1, 4)
+"""Of so many samples, one set of them for each: parts of one set may make the whole by chance."""
 TOLERANCE = 1e-3  # of the loss: convolutions on some cards round to ten bits
 _SEEN = "whether the loss adds up over parts of a batch was not looked at"
 _ACCEPT = (
@@ -45,6 +47,9 @@ class _Ran:
 def check_adds_up(recipe: Recipe, device: torch.device) -> str:
     """Run a few samples of the dataset at once and in two parts, in evaluation mode, and compare the losses.
 
+    Three sets of them, so a loss that is off for few samples, or by chance for none of these, is not found:
+    `evener verify` compares whole batches.
+
     The model is on `device` and is left as it was. Returns a sentence where nothing could be compared, else
     "". A recipe with its own `weight` is not looked at: that is the user's word. Raises ModelError where the
     parts do not make the whole: then the result would depend on how a batch is split.
@@ -59,22 +64,24 @@ def check_adds_up(recipe: Recipe, device: torch.device) -> str:
     rounding = max((torch.finfo(p.dtype).eps for p in recipe.model.parameters()), default=0.0)
     if rounding > TOLERANCE / 100:
         return f"{_SEEN}: the model is in a lower precision than float32"
-    indices = [i * size // samples for i in range(samples)]
-    cut = max(1, samples * 3 // MOST_SAMPLES)
-    try:
-        with left_unchanged(recipe.model, device), _evaluating(recipe.model), torch.no_grad():
-            parts = [_run(recipe, device, part) for part in (indices[:cut], indices[cut:])]
-            whole, again = _run(recipe, device, indices), _run(recipe, device, indices)
-    except Exception as e:
-        return f"{_SEEN}: {last_line(e)}"
-    sums = [whole.loss_sum, again.loss_sum, *(part.loss_sum for part in parts)]
-    if not all(map(math.isfinite, sums)):
-        return f"{_SEEN}: it is no finite number"
-    if not _close(whole.loss_sum, again.loss_sum):
-        return f"{_SEEN}: it is another one each time"
-    # Losses of either sign may nearly cancel: what is left of them is rounding, so parts count as well.
-    if not _close(whole.loss_sum, sum(part.loss_sum for part in parts), *(part.loss_sum for part in parts)):
-        raise _refused(recipe.problem, whole, parts)
+    for number, cut in enumerate(CUTS):
+        spread = len(CUTS) * samples
+        indices = [(len(CUTS) * i + number) * size // spread for i in range(samples)]
+        at = max(1, samples * cut // MOST_SAMPLES)
+        try:
+            with left_unchanged(recipe.model, device), _evaluating(recipe.model), torch.no_grad():
+                parts = [_run(recipe, device, part) for part in (indices[:at], indices[at:])]
+                whole, again = _run(recipe, device, indices), _run(recipe, device, indices)
+        except Exception as e:
+            return f"{_SEEN}: {last_line(e)}"
+        sums = [part.loss_sum for part in parts]
+        if not all(map(math.isfinite, [whole.loss_sum, again.loss_sum, *sums])):
+            return f"{_SEEN}: it is no finite number"
+        if not _close(whole.loss_sum, again.loss_sum):
+            return f"{_SEEN}: it is another one each time"
+        # Losses of either sign may nearly cancel: what is left of them is rounding, so parts count as well.
+        if not _close(whole.loss_sum, sum(sums), *sums):
+            raise _refused(recipe.problem, whole, parts)
     return ""
 
 

@@ -161,3 +161,14 @@ def test_a_loop_that_only_looks_at_its_data_is_not_told_to_step() -> None:
     model, _, loader = ev.prepare(*parts(), micro_batch=2)
     with torch.no_grad():
         assert len([model(x) for x, _ in loader]) == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [({"micro_batch": 2}, 1), ({}, 0), ({"micro_batch": 2, "reduction": "sum"}, 0)],
+    ids=["in turns", "whole batches", "a sum"],
+)
+def test_what_a_loss_is_taken_for_is_said_where_batches_are_split(capfd, more: dict, told: int) -> None:
+    """Class weights or ignored labels without weight= gave a gradient that was 7 % off in silence."""
+    ev.prepare(*parts(), **more)
+    assert capfd.readouterr().err.count("taken as a mean over samples") == told

@@ -116,3 +116,24 @@ def test_a_loss_whose_samples_cancel_is_compared_by_its_parts() -> None:
 )
 def test_what_could_not_be_compared_is_said(model, why) -> None:
     assert why in check_adds_up(made(masked, MASKED, model=model()), CPU)
+
+
+def test_parts_that_make_the_whole_by_chance_are_not_the_only_ones_looked_at() -> None:
+    """Weights of 3, 1 and 0.5 with an ignored label were 1.5 a sample on both sides of the one cut."""
+    first = torch.tensor([1, 2, 0, 0, 1, -100, 2, 1])  # each third sample, which the first set takes
+    y = torch.where(torch.arange(24) % 3 == 0, first.repeat_interleave(3), torch.arange(24) % 2)
+    weights = torch.tensor([1.0, 3.0, 0.5])
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target, weight=weights)
+
+    recipe = Recipe(
+        model=nn.Linear(6, 3),
+        dataset=TensorDataset(X[:24], y),
+        loss=loss,
+        optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        global_batch=8,
+    )
+    with pytest.raises(ModelError, match="no mean over samples") as refused:
+        check_adds_up(recipe, CPU)
+    assert "1 and 7 of them" in refused.value.numbers
