@@ -34,7 +34,7 @@ from evener.session.members.standby import Standby
 from evener.session.members.turnover import next_turn, tear_down
 from evener.session.planning.agreed import agreed_plan, prepared
 from evener.session.planning.beside import beside_accelerators
-from evener.session.planning.decide import fewer_of, samples_to_train
+from evener.session.planning.decide import fewer_of, other_batch, samples_to_train
 from evener.session.planning.pace import too_fast
 from evener.session.planning.placing import settled
 from evener.session.planning.preflight import look_over
@@ -108,7 +108,8 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
     """
     handed_in = recipe is not None
     look_over(request, meeting)
-    recipe = prepared(recipe or load_recipe(request.script, request.seed), request)
+    brought = recipe or load_recipe(request.script, request.seed)
+    recipe = prepared(brought, request)
     request, threads = beside_accelerators(request, recipe)
     site = site_of(request, meeting.rank)
     recipe, placing = settled(recipe, request, meeting)
@@ -120,7 +121,7 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
         if meeting.rank == 0 and meeting.has(HOW_TO_JOIN):
             tell(meeting.get(HOW_TO_JOIN, str))
     member = Member(request=request, meeting=meeting, recipe=recipe, site=site, pulse=pulse)
-    member.decisions += [*threads, *placing.settled.notes]
+    member.decisions += [*other_batch(request, brought.global_batch), *threads, *placing.settled.notes]
     if request.elastic and len(request.fleet.devices) > 1 and table_names(recipe):
         member.decisions.append(tables_end(recipe))
     apart = parting_ways(request, recipe)

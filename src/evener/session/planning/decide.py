@@ -38,6 +38,18 @@ WAVES = (
 DROPOUT = "dropout: every device draws its own masks, so results depend on the split as they do on the seed"
 
 
+def other_batch(request: Request, own: int) -> tuple[str, ...]:
+    """A sentence where samples by device sum to another global batch than the recipe's `own`.
+
+    Example: 50, 25, 13 and 13 where the recipe has 100 are 101 samples a step.
+    """
+    if not request.batch_per_device or request.global_batch in (None, own):
+        return ()
+    return (
+        f"the global batch is {request.global_batch}, as --batch-per-device sums to, not the recipe's {own}",
+    )
+
+
 def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile) -> Plan:
     """The planner's plan for this run, with everything that is not exact named in it.
 

@@ -14,7 +14,7 @@ from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.profile import Profile
 from evener.errors import DataError, PlanMismatchError, UsageError
 from evener.session.planning.agreed import prepared
-from evener.session.planning.decide import check_plan, choose_plan
+from evener.session.planning.decide import check_plan, choose_plan, other_batch
 from evener.session.planning.measure import profile_together
 from evener.session.recipe import Recipe, in_dtype
 from evener.session.request import Request
@@ -95,3 +95,11 @@ def test_a_loss_module_with_tensors_is_cast_with_the_model() -> None:
     loss, _ = cast_too.problem.loss_of(torch.zeros(2, 2, dtype=torch.float64), torch.tensor([0, 1]))
     assert loss.dtype == torch.float64
     assert cast_too.problem.weight_of((None, torch.tensor([0, 1])), 2) == 6.0
+
+
+@pytest.mark.parametrize(("split", "told"), [({"lab/a": 101}, 1), ({"lab/a": 100}, 0), (None, 0)])
+def test_a_split_that_is_another_global_batch_is_told(split: dict[str, int] | None, told: int) -> None:
+    """Its only trace had been a number in the line of the plan."""
+    total = sum(split.values()) if split else 101  # --batch alone is the user's plain word
+    request = Request(fleet=ONE, run_dir="", batch_per_device=split, global_batch=total)
+    assert len(other_batch(request, 100)) == told
