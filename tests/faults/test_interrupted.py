@@ -82,5 +82,5 @@ def test_who_ends_a_training_is_told_how_it_goes_on(
     code, after = stopped(tmp_path, words, what, until=takes_steps, after_s=1.0)
     assert code == wanted and "Traceback" not in after, after
     assert "evener: stopped after step" in after and "the newest checkpoint is" in after, after
-    assert f"--run-dir {run} --resume latest goes on" in after, after
+    assert f"--run-dir {run} --resume latest, with the options it had, goes on from it" in after, after
     assert "saves a checkpoint, then ends" in after, after  # none was due: up to 99,999 steps were lost
