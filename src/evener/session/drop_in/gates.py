@@ -25,6 +25,32 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, steps: LoopSteps) -> None:
     optimizer.step = step  # type: ignore[method-assign]
 
 
+class _Asked:
+    """Stands for `optimizer._step_supports_amp_scaling`, which a scaler's step() reads before anything else.
+
+    A `torch.amp.GradScaler` that `prepare` was not given would end a turn without gradients in an assertion.
+    """
+
+    def __init__(self, own: bool, steps: LoopSteps) -> None:
+        self._own, self._steps = own, steps
+
+    def __bool__(self) -> bool:
+        if not (self._steps.accepts or self._steps.moved):
+            raise UsageError(
+                f"a GradScaler that ev.prepare was not given looks for gradients on {self._steps.here} in a "
+                "turn that leaves none",
+                numbers=self._steps.turn,
+                remedy="ev.prepare(…, scaler=scaler): it then acts once a global batch",
+            )
+        return self._own
+
+
+def watch_for_scalers(optimizer: torch.optim.Optimizer, steps: LoopSteps) -> None:
+    """A scaler that `prepare` was not given is refused in a turn without gradients, with what would work."""
+    own = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+    optimizer._step_supports_amp_scaling = _Asked(own, steps)  # type: ignore[attr-defined]
+
+
 def gate_scheduler(scheduler: Any, steps: LoopSteps) -> None:
     """`scheduler.step()` moves where the optimiser has moved since: once a global batch, or once an epoch."""
     move, seen = scheduler.step, steps.num_moves

@@ -29,7 +29,7 @@ from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import spread_state
 from evener.session.ask import fleet_here
 from evener.session.drop_in.asked import check_asked
-from evener.session.drop_in.gates import gate_optimizer, gate_scaler, gate_scheduler
+from evener.session.drop_in.gates import gate_optimizer, gate_scaler, gate_scheduler, watch_for_scalers
 from evener.session.drop_in.loader import ShareLoader
 from evener.session.drop_in.steps import LoopSteps, Scale
 from evener.session.loop.feed import Samples
@@ -105,6 +105,8 @@ def prepare(
         gate_scheduler(scheduler, steps)
     if scaler is not None:
         gate_scaler(scaler, steps)
+    else:
+        watch_for_scalers(optimizer, steps)
     return Prepared(model, optimizer, ShareLoader(samples, plan, steps, site.torch_device, meeting, ranks))
 
 

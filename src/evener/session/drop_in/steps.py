@@ -9,6 +9,7 @@ from torch import nn
 
 from evener.core.seams import Wire
 from evener.core.tell import tell
+from evener.core.words import counted
 from evener.errors import ModelError, ReductionMismatchError, UsageError
 from evener.runtime.agreement import Verdict, judge
 from evener.runtime.buckets import GradientBuckets
@@ -59,6 +60,7 @@ class LoopSteps:
         self.verdict: Verdict | None = None
         self.moved = False
         self.num_moves = 0
+        self.turn = "no turn of the loop yet"  # which one it is, for messages
         self._in_turns = False  # whether some global batch took several turns of the loop
         self._unmoved = 0  # global batches whose sum was accepted and not used, since the last move
 
@@ -66,6 +68,8 @@ class LoopSteps:
         """A micro-batch of `size` samples of a global batch of `total` is about to be handed to the loop."""
         self.settle_micro_batch()
         self.verdict, self.moved, self._last = None, False, last
+        self.turn = f"step {self._number}, a turn of {size} of its {counted(total, 'sample')}"
+        self.turn += "; the gradients come with this device's last one" if not last else ""
         self._in_turns = self._in_turns or not last
         weight, factor = self._scale.of(batch, size, total)
         self._share.weight += weight

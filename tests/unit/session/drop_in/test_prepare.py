@@ -156,6 +156,33 @@ def test_a_gradient_scaler_scales_over_turns_and_passes_overflows_by(micro_batch
     assert last == [(1.0, 4.0), (0.45, 4.0), (-0.5, 8.0)]
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_that_was_forgotten_is_told_where_turns_leave_no_gradient(fused: bool) -> None:
+    """It ended in torch's assertion, "No inf checks were recorded"."""
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    made = ev.prepare(model, optimizer, DataLoader(DATA, batch_size=4), micro_batch=2)
+    with pytest.raises(UsageError, match=r"(?s)GradScaler.*step 0, a turn of 2 of its 4 .*scaler=scaler"):
+        for x, _ in made.loader:
+            scaler.scale(model(x).mean()).backward()
+            scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_whole_batches_need_no_scaler_named(fused: bool) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for x, _ in ev.prepare(model, optimizer, DataLoader(DATA, batch_size=4)).loader:
+        optimizer.zero_grad()
+        scaler.scale(model(x).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert round(model.weight.item(), 6) == round(1 - 0.1 * (1.5 + 5.5 + 9.5), 6)
+
+
 def test_a_loop_that_only_looks_at_its_data_is_not_told_to_step() -> None:
     """All its global batches are skipped, which is printed; there was no sum that a step could have used."""
     model, _, loader = ev.prepare(*parts(), micro_batch=2)
