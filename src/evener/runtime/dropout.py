@@ -24,18 +24,16 @@ _LANES = 1 << 16
 
 
 class KeyedDropout(nn.Dropout):
-    """Dropout by keys. Dimension `sample_dim` holds the samples, or as many rows for each in turn.
+    """Dropout by keys. The first dimension holds the samples, or as many rows for each in turn.
 
     p is rounded to a multiple of 1 / 65536, and what is kept is scaled by what that leaves. A sample's mask
     is a function of its key and of the place within the sample: padding along the first dimension behind the
     samples leaves it as it is, along a later one it does not.
     """
 
-    def __init__(
-        self, p: float, name: str, seed: int, *, sample_dim: int = 0, channels: bool = False
-    ) -> None:
+    def __init__(self, p: float, name: str, seed: int, *, channels: bool = False) -> None:
         super().__init__(p)
-        self.name, self.seed, self.sample_dim, self.channels = name, seed, sample_dim, channels
+        self.name, self.seed, self.channels = name, seed, channels
         self.keys: DropoutKeys | None = None
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -53,7 +51,7 @@ class KeyedDropout(nn.Dropout):
         return input * self._mask(input, dropped) * (_LANES / (_LANES - dropped))
 
     def _mask(self, x: torch.Tensor, dropped: int) -> torch.Tensor:
-        shape = list(x.movedim(self.sample_dim, 0).shape)
+        shape = list(x.shape)
         if self.channels:
             shape[2:] = [1] * len(shape[2:])
         words = self.keys.words(self, shape[0])  # type: ignore[union-attr]
@@ -61,12 +59,12 @@ class KeyedDropout(nn.Dropout):
         if not samples or shape[0] % samples:
             raise ModelError(
                 f"{self.name} has {shape[0]} rows for {samples} samples",
-                numbers=f"input shape {tuple(x.shape)}, samples in dimension {self.sample_dim}",
-                remedy="replace_dropout(model, seed, sample_dim=...): the dimension that holds the samples",
+                numbers=f"input shape {tuple(x.shape)}, samples in its first dimension",
+                remedy="a model that puts samples first (batch_first=True), or dropout='per-device'",
             )
         size = int(np.prod(shape)) // samples
         lanes = lanes_of(torch.from_numpy(words).to(x.device), size)
-        return (lanes >= dropped - _LANES // 2).view(shape).movedim(0, self.sample_dim)
+        return (lanes >= dropped - _LANES // 2).view(shape)
 
 
 class DropoutKeys:
@@ -111,7 +109,7 @@ class DropoutKeys:
         return _words(layer, self._step, self._calls[layer.name], self._positions)
 
 
-def replace_dropout(model: nn.Module, seed: int, *, sample_dim: int = 0) -> list[str]:
+def replace_dropout(model: nn.Module, seed: int) -> list[str]:
     """Put a `KeyedDropout` in the place of every nn.Dropout and Dropout1d, 2d, 3d; the names they have.
 
     Dropout that a model calls as a function (inside of attention, between the layers of an LSTM) is out of
@@ -123,7 +121,7 @@ def replace_dropout(model: nn.Module, seed: int, *, sample_dim: int = 0) -> list
             if type(child) in _REPLACED:
                 name = f"{path}.{key}" if path else key
                 channels = isinstance(child, _CHANNELS)
-                new = KeyedDropout(child.p, name, seed, sample_dim=sample_dim, channels=channels)
+                new = KeyedDropout(child.p, name, seed, channels=channels)
                 made.setdefault(id(child), new.train(child.training))
             if id(child) in made:
                 parent._modules[key] = made[id(child)]
