@@ -119,20 +119,15 @@ def _last_send_s(stage: StageTimes) -> float:
     return stage.send_s if stage.last_send_s is None else stage.last_send_s
 
 
-def period_s(stages: Sequence[StageTimes]) -> float:
-    """Seconds between two micro-batches in the steady state of 1F1B.
+def _critical(stages: Sequence[StageTimes]) -> tuple[float, int]:
+    """Seconds between two micro-batches in the steady state, and micro-batches after which that repeats.
 
         max over stages a..b of (Σ t + 2·Σ send) / (b - a + 1)
 
     One micro-batch more is in flight on each stage before, so a round trip through a..b returns b - a + 1
     of them.
-    Example: two stages of 3 s and a link of 1 s: max(3, (6 + 2) / 2) = 4 s.
+    Example: two stages of 3 s and a link of 1 s: max(3, (6 + 2) / 2) = 4 s, every 2 micro-batches.
     """
-    return _critical(stages)[0]
-
-
-def _critical(stages: Sequence[StageTimes]) -> tuple[float, int]:
-    """(period, micro-batches after which the steady state repeats) of the stages that set the pace."""
     best, length = 0.0, 1
     for a in range(len(stages)):
         total = 0.0

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from evener.cost import pipeline
-from evener.cost.pipeline import StageTimes, held_at_both_ends, one_f_one_b, period_s
+from evener.cost.pipeline import StageTimes, held_at_both_ends, one_f_one_b
 from evener.schedules.one_f_one_b import order
 
 
@@ -25,8 +25,9 @@ def test_k15_with_the_longest_stage_first_drains_behind_it():
 
 
 def test_a_link_makes_the_round_trip_the_pace():
-    assert period_s(stages(3, 3, send=1)) == pytest.approx(4)
-    assert period_s(stages(3, 3, send=0)) == pytest.approx(3)
+    for send, period_s in ((1, 4), (0, 3)):
+        many, few = (max(one_f_one_b(stages(3, 3, send=send), count)) for count in (12, 8))
+        assert many - few == pytest.approx(4 * period_s)
 
 
 def played(times, micro_batches):

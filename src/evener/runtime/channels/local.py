@@ -15,8 +15,6 @@ from evener.runtime.channels.places import Place
 from evener.runtime.channels.problems import lost, stalled
 from evener.runtime.channels.stop import Stop
 
-Parts = tuple[tuple[torch.Tensor, bool], ...]
-
 
 class Hub:
     """The devices of this process; safe to use from a thread each. Channels opened anew need a new one."""

@@ -40,11 +40,6 @@ class Piece:
         self._version = -1
 
     @property
-    def trains(self) -> bool:
-        """Whether its parameters have gradients."""
-        return self.masters[0].requires_grad
-
-    @property
     def num_bytes(self) -> int:
         """What it takes on the device."""
         return self._home.nbytes
