@@ -32,13 +32,13 @@ class Bucket:
     ready: float
 
 
-def gradient_buckets(profile: Profile, limit: int = BUCKET_BYTES) -> tuple[Bucket, ...]:
+def gradient_buckets(profile: Profile) -> tuple[Bucket, ...]:
     """The buckets of a model's gradients in the order in which they leave.
 
     Sizes come from the layers' `param_bytes`, of tied ones once, scaled to `gradient_bytes` where that is
-    given; a layer above the limit leaves in pieces, ready in step with its backward. Backward is shared out
-    by measured layer times, else by FLOPs, else by bytes. Example: two equal layers of 5 MiB give buckets
-    ready at 0.5 and 1.0.
+    given; a layer above `BUCKET_BYTES` leaves in pieces, ready in step with its backward. Backward is shared
+    out by measured layer times, else by FLOPs, else by bytes. Example: two equal layers of 5 MiB give
+    buckets ready at 0.5 and 1.0.
     """
     sizes = bytes_by_layer(profile.layers).tolist()
     whole = sum(sizes)
@@ -49,13 +49,13 @@ def gradient_buckets(profile: Profile, limit: int = BUCKET_BYTES) -> tuple[Bucke
     total = sum(weights)
     done_before = total
     for size, weight in zip(sizes, weights, strict=True):
-        count = pieces_of(size * scale, limit)
+        count = pieces_of(size * scale)
         for piece in range(count):
             pieces.append(round(size * scale / count))
             ready.append((done_before - weight * piece / count) / total)
         done_before -= weight
     buckets = []
-    for indices in fill_buckets(pieces, limit):
+    for indices in fill_buckets(pieces):
         num_bytes = sum(pieces[i] for i in indices)
         if num_bytes:
             buckets.append(Bucket(num_bytes=num_bytes, ready=ready[indices[-1]]))

@@ -43,9 +43,9 @@ class Found:
     error: str = ""
 
 
-def pattern(token: str, num_bytes: int = BLOCK_BYTES) -> bytes:
+def pattern(token: str) -> bytes:
     """The bytes of every block after its number, the same for all who know the token."""
-    return random.Random(token).randbytes(num_bytes - _NUMBER.size)
+    return random.Random(token).randbytes(BLOCK_BYTES - _NUMBER.size)
 
 
 class Waiter:

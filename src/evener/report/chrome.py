@@ -36,7 +36,7 @@ class _Track(NamedTuple):
     process: str
 
 
-def chrome_trace(*traces: Trace, name: str = "evener") -> bytes:
+def chrome_trace(*traces: Trace) -> bytes:
     """Chrome-trace JSON of `traces`; times in µs since the run's start, rounded to whole nanoseconds.
 
     Example: a span of device "lab/a" with action "0F0" from 1.0 to 1.5 s becomes a slice "0F0" at
@@ -53,7 +53,7 @@ def chrome_trace(*traces: Trace, name: str = "evener") -> bytes:
     document = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"name": name, "traces": headers},
+        "otherData": {"name": "evener", "traces": headers},
     }
     return msgspec.json.encode(document) + b"\n"
 

@@ -27,23 +27,15 @@ class LiveView:
 
     `clock` gives seconds and `console` decides the form: a terminal gets a table, redrawn at most every
     `REDRAW_S`; anything else one plain line for the first step, the last, each skipped one, and every
-    `plain_s` seconds. Rates are those of the last `RECENT_STEPS` steps. No thread runs behind it.
+    `PLAIN_S`. Rates are those of the last `RECENT_STEPS` steps. No thread runs behind it.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        total_steps: int,
-        clock: Callable[[], float],
-        console: Console,
-        *,
-        plain_s: float = PLAIN_S,
-    ) -> None:
+    def __init__(self, plan: Plan, total_steps: int, clock: Callable[[], float], console: Console) -> None:
         self.total_steps = total_steps
         self._samples = plan.samples_by_device()
         self._global_batch = plan.global_batch
         self._clock, self._console = clock, console
-        self._every_s = REDRAW_S if console.is_terminal else plain_s
+        self._every_s = REDRAW_S if console.is_terminal else PLAIN_S
         self._shown_s: float | None = None
         self._recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
         self._skipped = 0

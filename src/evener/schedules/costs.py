@@ -119,12 +119,9 @@ class Costs:
         return any(key[2] == "I" for key in self.compute_s)
 
 
-def unit_costs(routes: Routes, *, forward_s: float = 1.0, backward_s: float = 2.0) -> Costs:
-    """Every stage takes the same time and data moves at once: the shape of a schedule without its numbers.
-
-    The default is the pictures' unit: F = 1, B = 2, I = 1, W = 1.
-    """
-    seconds = {"F": forward_s, "B": backward_s, "I": backward_s / 2, "W": backward_s / 2}
+def unit_costs(routes: Routes) -> Costs:
+    """Every stage takes the same time and data moves at once: the shape of a schedule without its numbers."""
+    seconds = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
     compute: dict[tuple[int, str, str, int], float] = {}
     wires: dict[tuple[str, str], Wire] = {}
     for device in routes.devices:

@@ -3,20 +3,20 @@
 from evener.core.actions import Schedule
 from evener.core.plan import Plan
 from evener.core.routes import Routes
-from evener.schedules.costs import Costs, unit_costs
+from evener.schedules.costs import unit_costs
 from evener.schedules.timing import times
 
 
-def picture(schedule: Schedule, plan: Plan, costs: Costs | None = None, *, column_s: float = 1.0) -> str:
+def picture(schedule: Schedule, plan: Plan) -> str:
     """Compute actions over time. Columns hold the micro-batch; weight parts are letters, a for 0, b for 1.
 
-    Without `costs` a forward takes one column, a backward two, its parts one each. Micro-batches above 9 (25
+    A forward takes one column, a backward two, its parts one each. Micro-batches above 9 (25
     for letters) are shown by their last digit (letter).
     """
     routes = Routes(plan)
-    played = times(schedule, routes, costs or unit_costs(routes))
+    played = times(schedule, routes, unit_costs(routes))
     width = max(len(d) for d in schedule.actions)
-    columns = round(max((m.end_s for row in played.moments.values() for m in row), default=0.0) / column_s)
+    columns = round(max((m.end_s for row in played.moments.values() for m in row), default=0.0))
     lines = []
     for device, moments in played.moments.items():
         cells = ["."] * columns
@@ -25,7 +25,7 @@ def picture(schedule: Schedule, plan: Plan, costs: Costs | None = None, *, colum
             if action.type in ("F", "B", "I", "W") and action.micro_batch is not None:
                 m = action.micro_batch
                 mark = chr(ord("a") + m % 26) if action.type == "W" else str(m % 10)
-                start, end = round(moment.start_s / column_s), round(moment.end_s / column_s)
+                start, end = round(moment.start_s), round(moment.end_s)
                 cells[start:end] = [mark] * (end - start)
         lines.append(f"{device:{width}} |{' '.join(cells)}|\n")
     return "".join(lines)

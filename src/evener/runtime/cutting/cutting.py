@@ -78,20 +78,17 @@ def cut(model: nn.Module, stages: Sequence[Sequence[str]], *, example: Example) 
     return _first_that_works(model, attempt)
 
 
-def legal_cuts(
-    model: nn.Module, *, example: Example, layers: Sequence[str] | None = None
-) -> tuple[CutPoint, ...]:
-    """Each place between neighbouring layers: whether the model can be cut there, and why not.
+def legal_cuts(model: nn.Module, *, example: Example) -> tuple[CutPoint, ...]:
+    """Each place between neighbouring layers, as they run: whether the model can be cut there, and why not.
 
-    `layers` are in the order in which a plan would name them; by default the model's layers as they run.
     Errors as `cut`. Example: four layers have three cut points.
     """
-    names = list(layers or layer_names(model))
+    names = list(layer_names(model))
     layout = layout_of(model, [[n] for n in names])
     call, tensors, _ = call_of(model, example)
     _call_once(model, call, tensors)
     traced: dict[bool, Traced] = _first_that_works(model, lambda t: trace(t, model, layout, call, tensors))
-    return points(traced, model, names if layers else in_run_order(traced[True].places, names))
+    return points(traced, model, in_run_order(traced[True].places, names))
 
 
 def _first_that_works(model: nn.Module, attempt: Callable[[Any], Any]) -> Any:

@@ -163,9 +163,9 @@ def check_dtype(dtype: torch.dtype) -> None:
 
 
 def initial_rows(
-    start: int, stop: int, dim: int, seed: int, std: float = 1.0, dtype: torch.dtype = torch.float32
+    start: int, stop: int, dim: int, seed: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Rows `start` to `stop` of a new table, normal with deviation `std`, the same whoever makes them.
+    """Rows `start` to `stop` of a new table, standard normal, the same whoever makes them.
 
     Block number b of 4,096 rows is drawn from a generator seeded with (seed, b).
     Example: rows 5 to 9 of a table are rows 0 to 4 of what `initial_rows(5, 10, …)` gives.
@@ -173,7 +173,7 @@ def initial_rows(
     made = torch.empty(stop - start, dim, dtype=dtype)
     for block in range(start // INIT_BLOCK, -(-stop // INIT_BLOCK)):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + block) % 2**63)
-        drawn = torch.empty(INIT_BLOCK, dim).normal_(0.0, std, generator=generator)
+        drawn = torch.empty(INIT_BLOCK, dim).normal_(generator=generator)
         first = block * INIT_BLOCK
         low, high = max(start, first), min(stop, first + INIT_BLOCK)
         made[low - start : high - start] = drawn[low - first : high - first]
