@@ -1,4 +1,4 @@
-"""Devices and links that behave like those of a fleet file, at the runtime's two seams (`core/seams.py`).
+"""Devices and links that behave like those of a fleet file, at the runtime's seams (`core/seams.py`).
 
 counting   what an action asks of a device: FLOPs by family and dtype, operations, bytes
 pace       that work → seconds on a device of the fleet file
