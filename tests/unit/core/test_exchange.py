@@ -2,7 +2,7 @@
 
 import pytest
 
-from evener.core.exchange import adds_spans, exchange_of, without
+from evener.core.exchange import PIECE_BYTES, ROW, adds_spans, exchange_of, without
 from evener.core.exchange_seconds import HOST_BYTES_PER_S, PACKINGS, exchange_seconds
 from evener.core.figures import line
 from evener.core.fleet import Device, Fleet, Link
@@ -33,6 +33,20 @@ def test_groups_and_lanes_are_in_the_order_of_devices() -> None:
     assert found.owners("a/0") == ("a/1", "a/0") and found.owners("b/0") == ("b/0", "b/0")
     assert found.lane_spans(8) == ((0, 2), (2, 8))
     assert adds_spans(found.lanes[0], 8) == ((0, 2), (2, 8))
+
+
+def test_cuts_are_at_whole_rows_and_few_values_anywhere() -> None:
+    """20 MB in ten pieces of 500,000 values, no multiple of 256: int8 padded every slice, 10 % more work."""
+    parts = (lane("a/0", "b/0", part=0.3), lane("b/0", "a/1", part=0.7, adds={"a/1": 1.0}), GROUP)
+    found = exchange_of(parts, NAMES)
+    assert found is not None
+    pieces = found.sizes(5_000_000, 4)
+    assert sum(pieces) == 5_000_000 and len(pieces) == 10 and max(pieces) * 4 <= PIECE_BYTES
+    assert [n % ROW for n in pieces] == [0] * 9 + [5_000_000 % ROW]
+    (_, cut), (again, end) = found.lane_spans(pieces[-1])
+    assert cut == again and cut % ROW == 0 and end == pieces[-1] and abs(cut / end - 0.3) < ROW / end
+    assert adds_spans(found.lanes[1], 65_537) == ((0, 65_537), (65_537, 65_537))  # b adds nothing
+    assert found.lane_spans(65_535)[0] == (0, 19_661)  # fewer than 256 rows
 
 
 @pytest.mark.parametrize(

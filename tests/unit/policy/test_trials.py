@@ -37,8 +37,8 @@ def spent_s(look: Trials, rate: float) -> float:
 def test_the_near_ways_are_looked_at_once() -> None:
     found = trials_of(fleet(), NAMES, (), 20_000_000)
     assert names_of(found, fleet()) == EXACT
-    assert found.sizes == (2**16, 4 * PIECE_BYTES) and found.repeats == 2
-    assert found.why == f"{'; '.join(EXACT)} tried on the links, for at most 20 s"
+    assert found.sizes == (2**16, 4 * PIECE_BYTES, 8 * PIECE_BYTES) and found.repeats == 2
+    assert found.why == f"{'; '.join(EXACT)} tried on the links, for at most 30 s"
 
 
 def test_what_is_far_slower_is_not_tried() -> None:
@@ -50,12 +50,12 @@ def test_what_is_far_slower_is_not_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "pieces", "repeats"), [(125e6, 4, 2), (20e6, 4, 2), (12.5e6, 4, 2), (8e6, 4, 1), (5e6, 2, 1)]
+    ("rate", "pieces", "repeats"), [(125e6, 8, 2), (40e6, 8, 2), (12.5e6, 4, 2), (6e6, 4, 1), (3e6, 2, 1)]
 )
 def test_slower_links_are_looked_at_with_less(rate: float, pieces: int, repeats: int) -> None:
     found = trials_of(fleet(rate), NAMES, (), 20_000_000)
     assert (found.sizes[-1], found.repeats) == (pieces * PIECE_BYTES, repeats)
-    assert spent_s(found, rate) <= 12.0
+    assert spent_s(found, rate) <= 18.0
 
 
 def test_a_link_too_slow_for_trials_is_told_so() -> None:
@@ -72,9 +72,10 @@ def test_small_models_are_tried_with_what_they_have() -> None:
     assert trials_of(fleet(), NAMES, (), 1_000_000).sizes == (2**16, 1_000_000)
 
 
-def looked_at(*large_s: float, rate: float = 125e6) -> tuple[Trials, list]:
+def looked_at(*large_s: float, rate: float = 12.5e6) -> tuple[Trials, list]:
     """A first look in which 8.4 MB took `large_s` of the five ways."""
     look = trials_of(fleet(rate), NAMES, (), 20_000_000)
+    assert look.sizes == (2**16, 4 * PIECE_BYTES) and look.repeats == 2
     return look, [[[0.01] * look.repeats, [s] * look.repeats] for s in large_s]
 
 
@@ -86,17 +87,16 @@ def test_nearly_equal_ways_are_tried_again_with_more_and_more_often() -> None:
 
 
 def test_the_second_look_takes_what_time_is_left() -> None:
-    """One of 20 s: a look of 10.65 s leaves 9.35, a turn of two ways with both large sizes takes 4.24."""
-    look, samples = looked_at(1.0, 0.9, 0.65, 0.9, 0.75, rate=12.5e6)
-    assert look.repeats == 2
+    """One of 30 s: a look of 12.75 s leaves 17.25, a turn of two ways with both large sizes takes 4.21."""
+    look, samples = looked_at(1.0, 0.9, 0.65, 0.9, 0.75)
     found = again(look, samples)
     assert names_of(found, fleet()) == ["1 lane, lossless", "2 lanes, lossless"]
     turn_s = sum((0.65 + 0.75) * size / (4 * PIECE_BYTES) for size in found.sizes)
-    assert found.repeats * turn_s <= 20.0 - 3 * (0.05 + 4.2) < (found.repeats + 1) * turn_s
+    assert found.repeats * turn_s <= 30.0 - 3 * (0.05 + 4.2) < (found.repeats + 1) * turn_s
 
 
 def test_without_time_for_more_one_size_is_tried_again_or_nothing() -> None:
-    look, samples = looked_at(1.5, 1.4, 1.0, 1.4, 1.0, rate=12.5e6)
+    look, samples = looked_at(1.5, 1.4, 1.0, 1.4, 1.0)
     assert again(replace(look, budget_s=23.0), samples).sizes == look.sizes
     assert again(replace(look, budget_s=20.0), samples).ways == ()
 
