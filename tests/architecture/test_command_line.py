@@ -49,6 +49,18 @@ def test_every_verb_explains_itself_and_speaks_json(verb: str) -> None:
     assert silent == [], "an option or argument without help"
 
 
+CHECKED_LATER = {"max_step", "max_price", "per_kwh", "samples", "budget"}  # above 0, with words of their own
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_number_has_a_range_and_no_infinity(verb: str) -> None:
+    """Refused while the command line is read, before torch is loaded; no NaN is in a range."""
+    for p in cli.load(verb).params:
+        if p.bare_type() in ("int", "float") and p.name not in CHECKED_LATER:
+            assert p.min is not None, p.name
+            assert p.max is not None or p.bare_type() == "int", p.name
+
+
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_help_cuts_no_name_of_an_option_where_80_columns_are(
     verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

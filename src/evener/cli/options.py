@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from evener.core.budgets import SPELLING
-from evener.core.job import Shapes, State, Sums
+from evener.core.job import MAX_SAMPLES, MOST_MARGIN, Shapes, State, Sums
 from evener.errors import UsageError
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -17,13 +17,15 @@ FleetFile = Annotated[
 ProfileFile = Annotated[
     Path | None, typer.Argument(help="Profile file, from `evener profile`; not with --model.")
 ]
-Batch = Annotated[int | None, typer.Option("--batch", "-b", help="Samples of an optimiser step.")]
+Batch = Annotated[
+    int | None, typer.Option("--batch", "-b", min=1, max=MAX_SAMPLES, help="Samples of an optimiser step.")
+]
 Model = Annotated[
     str | None,
     typer.Option(help="Instead of a profile: gpt3-175b, llama-3-8b, gpt2, ... or a JSON configuration."),
 ]
 ModelPrecision = Annotated[Precision, typer.Option(help="Of the matrix products, with --model.")]
-MicroBatch = Annotated[int | None, typer.Option(help="Samples a device computes at once.")]
+MicroBatch = Annotated[int | None, typer.Option(min=1, help="Samples a device computes at once.")]
 BatchPerDevice = Annotated[
     str | None,
     typer.Option(help="Your own split: 2,2,2,15 in the order of the fleet, or host/gpu0=2,host/cpu=15."),
@@ -34,7 +36,9 @@ Memory = Annotated[
         "--memory", help=f"Use no more of a device's (or host CPU's) memory: {SPELLING}. May be repeated."
     ),
 ]
-MemoryMargin = Annotated[float, typer.Option(help="Part of each memory that stays free.")]
+MemoryMargin = Annotated[
+    float, typer.Option(min=0, max=MOST_MARGIN, help="Part of each memory that stays free.")
+]
 KeepAll = Annotated[bool, typer.Option("--keep-all", help="Use every device, also one that slows the job.")]
 ShapesWanted = Annotated[
     Shapes, typer.Option(help="What to consider; auto: pipelines only if no device holds the model.")
@@ -120,7 +124,7 @@ Steal = Annotated[
 Faults = Annotated[str, typer.Option(help="Scripted trouble: 'slow lab1/a x3 at step 40; oom lab1/b at 60'.")]
 Noise = Annotated[
     float | None,
-    typer.Option(min=0, help="Draw the time of each paced action with a heavy tail: 0.5 is half more."),
+    typer.Option(min=0, max=100, help="Draw the time of each paced action with a heavy tail: 0.5 is half more."),
 ]
 SamplesAtOnce = Annotated[
     int | None,
@@ -141,8 +145,10 @@ Place = Annotated[
         "fastest that fits), auto for all of them. May be repeated; goes before the recipe's place."
     ),
 ]
+MAX_SEED = 2**63 - 1  # what every generator takes
 Seed = Annotated[
-    int | None, typer.Option(help="Seed of weights, order and noise (default 0, or that of --resume).")
+    int | None,
+    typer.Option(min=0, max=MAX_SEED, help="Seed of weights, order and noise (default 0, or that of --resume).")
 ]
 CheckpointEvery = Annotated[
     str | None, typer.Option(help="Save every so many steps (200) or a time (90s, 10min, 2h).")

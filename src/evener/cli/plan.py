@@ -215,13 +215,8 @@ def job_from(fleet: Fleet, batch: int | None, batch_per_device: str | None, **wi
     split = split_of(batch_per_device, fleet)
     if batch is None and split is None:
         raise UsageError("no batch is given", remedy="--batch N, or --batch-per-device 2,2,2,15")
-    try:
-        total = sum(split.values()) if split and batch is None else batch
-        return Job(global_batch=total, batch_per_device=split, **wishes)  # type: ignore[arg-type]
-    except ValueError as e:
-        raise UsageError(
-            str(e), remedy="a --batch within the limits, --micro-batch within it, a split that sums to it"
-        ) from e
+    total = sum(split.values()) if split and batch is None else batch
+    return Job(global_batch=total, batch_per_device=split, **wishes)  # type: ignore[arg-type]
 
 
 def as_object(result: PlanResult, told: tuple[Advice, ...] = ()) -> dict[str, Any]:

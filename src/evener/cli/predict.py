@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from evener.cli.options import AsJson, Devices, Rehearse, SamplesAtOnce
+from evener.cli.options import MAX_SEED, AsJson, Devices, Rehearse, SamplesAtOnce
 
 
 def predict(
@@ -24,7 +24,7 @@ def predict(
     rehearse: Rehearse = None,
     devices: Devices = None,
     micro_batch: SamplesAtOnce = None,
-    seed: Annotated[int, typer.Option(help="Seed of recipe().")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of recipe().")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write the outputs of a recipe's model for its held-out samples, or for all of its dataset.

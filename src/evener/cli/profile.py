@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from evener.cli.options import AsJson
+from evener.cli.options import MAX_SEED, AsJson
 from evener.core.profile import Profile
 from evener.core.words import counted
 from evener.errors import UsageError
@@ -35,7 +35,7 @@ def profile(
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Seed of the weights and of all else that is random.")
+        int, typer.Option(min=0, max=MAX_SEED, help="Seed of the weights and of all else that is random.")
     ] = 0,
     as_json: AsJson = False,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evener.cli.options import (
+    MAX_SEED,
     AsJson,
     BatchPerDevice,
     Compress,
@@ -15,6 +16,7 @@ from evener.cli.options import (
     SumsWanted,
     names_in,
 )
+from evener.core.job import MAX_SAMPLES
 from evener.core.words import counted
 from evener.errors import NotExactError
 
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
 def verify(
     script: Annotated[Path, typer.Argument(help="Python file with a function recipe() → ev.Recipe.")],
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps to compare.")] = 5,
-    batch: Annotated[int | None, typer.Option(min=1, help="Global batch, samples a step.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, max=MAX_SAMPLES, help="Global batch, samples a step.")] = None,
     batch_per_device: BatchPerDevice = None,
     plan: Annotated[Path | None, typer.Option(help="A plan file from evener plan.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile file; without it the run measures.")] = None,
     fleet: Annotated[Path | None, typer.Option(help="A fleet file of this host's devices.")] = None,
     rehearse: Rehearse = None,
     devices: Devices = None,
-    seed: Annotated[int, typer.Option(help="Seed of weights and order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of weights and order.")] = 0,
     sums: SumsWanted = "auto",
     compress: Compress = None,
     fewer: FewerExchanges = None,

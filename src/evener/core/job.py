@@ -15,6 +15,8 @@ State = Literal["auto", "replicated", "optimizer", "gradients", "parameters"]
 """What devices may keep in unequal parts; "auto": the fastest that fits, where memory limits a plan."""
 MAX_SAMPLES = 2**22
 """Of a global batch. Every split of it is looked at: 4 million samples take a planner 40 s (measured)."""
+MOST_MARGIN = 0.99
+MARGIN = "the part of each memory that stays free; 0.1 leaves a tenth"
 ALLOWABLE = {"tensor-parallel", "unlinked"}
 
 
@@ -48,36 +50,37 @@ class Job(Value, frozen=True, kw_only=True):
     fewer: tuple[Fewer, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.global_batch < 1:
-            raise ValueError(f"global_batch must be 1 or more, got {self.global_batch}")
-        if self.global_batch > MAX_SAMPLES:
-            raise ValueError(f"global_batch must be at most {MAX_SAMPLES}, got {self.global_batch:.4g}")
-        if self.micro_batch is not None and self.micro_batch < 1:
-            raise ValueError(f"micro_batch must be 1 or more, got {self.micro_batch}")
-        if self.micro_batch is not None and self.micro_batch > self.global_batch:
-            raise ValueError(
-                f"micro_batch {self.micro_batch} is more than the global batch has, {self.global_batch}"
-            )
+        batch, at_once, given = self.global_batch, self.micro_batch, self.batch_per_device
+        check_range("--batch", batch, 1, MAX_SAMPLES, "samples of a step")
+        if at_once is not None:
+            check_range("--micro-batch", at_once, 1, batch, "samples at once, of a step's --batch")
+        check_range("--memory-margin", self.memory_margin, 0, MOST_MARGIN, MARGIN)
+        for option, limit in (("--max-step", self.max_step_s), ("--max-price", self.max_price_per_hour)):
+            if limit is not None and not 0 < limit < float("inf"):
+                raise UsageError(f"{option} is {limit}", remedy="a number above 0, or leave it out")
         unknown = sorted(set(self.allow) - ALLOWABLE)
         if unknown:
-            raise ValueError(f"allow names {', '.join(unknown)}, not {' or '.join(sorted(ALLOWABLE))}")
+            raise UsageError(
+                f"--allow names {', '.join(unknown)}, which is nothing that can be allowed",
+                remedy=" or ".join(sorted(ALLOWABLE)),
+            )
         check_together(self.state, self.sums, self.compress, self.fewer)
-        for field in ("max_step_s", "max_price_per_hour"):
-            limit = getattr(self, field)
-            if limit is not None and not 0 < limit < float("inf"):
-                raise ValueError(f"{field} must be positive, got {limit}")
-        if not 0 <= self.memory_margin < 1:
-            raise ValueError(f"memory_margin must be in [0, 1), got {self.memory_margin}")
-        given = self.batch_per_device
-        if given is not None:
-            negative = sorted(n for n, k in given.items() if k < 0)
-            if negative:
-                raise ValueError(f"batch_per_device is negative for {', '.join(negative)}")
-            if sum(given.values()) != self.global_batch:
-                raise ValueError(
-                    f"batch_per_device sums to {sum(given.values())}, not to the global batch "
-                    f"{self.global_batch}"
-                )
+        for name, samples in (given or {}).items():
+            check_range(f"--batch-per-device of {name}", samples, 0, MAX_SAMPLES, "samples of each step")
+        if given is not None and sum(given.values()) != batch:
+            raise UsageError(
+                f"--batch-per-device sums to {sum(given.values())}, not to the global batch of {batch}",
+                remedy="leave --batch out: the global batch is then their sum",
+            )
+
+
+def check_range(option: str, value: float, least: float, most: float, what: str) -> None:
+    """UsageError unless `value` is from `least` to `most`; not a number is in no range.
+
+    Example: ("--memory-margin", 2, 0, 0.99, "…") is refused, with "0 to 0.99" as what would work.
+    """
+    if not least <= value <= most:
+        raise UsageError(f"{option} is {value}", remedy=f"{least} to {most}: {what}")
 
 
 def check_together(state: State, sums: Sums, compress: Sequence[str], fewer: Sequence[Fewer]) -> None:

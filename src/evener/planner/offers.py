@@ -76,9 +76,9 @@ class Limits(Value, frozen=True, kw_only=True):
     budget: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("samples", self.samples), ("a budget", self.budget)):
+        for option, value in (("--samples 5e6", self.samples), ("--budget 40", self.budget)):
             if value is not None and not 0 < value < float("inf"):
-                raise UsageError(f"{name} must be positive, got {value:g}", remedy="--samples 5e6")
+                raise UsageError(f"{option.split()[0]} is {value:g}", remedy=f"a number above 0: {option}")
         if self.samples is None and (self.deadline_s is not None or self.budget is not None):
             raise UsageError(
                 "a deadline or a budget is of a whole job, and its size is not given",

@@ -53,10 +53,18 @@ def test_parts_below_0_are_refused():
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
-        ({"global_batch": 10**20}, "at most 4194304, got 1e[+]20"),
-        ({"global_batch": 8, "micro_batch": 9}, "micro_batch 9 is more than the global batch has, 8"),
+        ({"global_batch": 10**20}, "--batch is 100000000000000000000\n.*work: 1 to 4194304: samples"),
+        ({"micro_batch": 9}, "--micro-batch is 9\n.*work: 1 to 8: samples at once"),
+        ({"memory_margin": 2}, "--memory-margin is 2\n.*work: 0 to 0.99: the part .* that stays free"),
+        ({"memory_margin": float("nan")}, "--memory-margin is nan\n.*work: 0 to 0.99"),
+        ({"max_step_s": 0}, "--max-step is 0\n.*work: a number above 0"),
+        ({"max_price_per_hour": float("inf")}, "--max-price is inf\n.*work: a number above 0"),
+        ({"allow": ("everything",)}, "--allow names everything, .*\n.*work: tensor-parallel or unlinked"),
+        ({"batch_per_device": {"lab/a": 9, "lab/b": -1}}, "--batch-per-device of lab/b is -1\n.*work: 0 to"),
+        ({"batch_per_device": {"lab/a": 9}}, "sums to 9, not to .* 8\n.*work: leave --batch out"),
     ],
 )
-def test_a_job_is_no_larger_than_can_be_planned(wishes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Job(**wishes)
+def test_a_number_out_of_range_is_refused_with_its_range(wishes: dict[str, Any], words: str) -> None:
+    """Each told of the batch and of splits, also a margin of 2."""
+    with pytest.raises(UsageError, match=words):
+        Job(**{"global_batch": 8, **wishes})

@@ -33,7 +33,7 @@ def asked(script: Path, run_dir: Path, fleet: Path) -> Request:
 
 @pytest.mark.parametrize("epochs", [0.0, -1.0, float("nan"), float("inf")])
 def test_no_epoch_is_no_run(epochs: float) -> None:
-    with pytest.raises(UsageError, match="epochs train nothing"):
+    with pytest.raises(UsageError, match="epochs cannot be trained"):
         Request(fleet=ONE, run_dir="runs", epochs=epochs)
 
 

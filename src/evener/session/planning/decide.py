@@ -60,22 +60,17 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
     if request.even:
         names = [d.name for d in fleet.devices]
         given = dict(zip(names, apportion(recipe.global_batch, [1.0] * len(names)), strict=True))
-    try:
-        job = Job(
-            global_batch=recipe.global_batch,
-            micro_batch=request.micro_batch,
-            batch_per_device=given,
-            keep_all=request.keep_all,
-            sums=request.sums,
-            state=request.state,
-            compress=request.compress or tuple(recipe.compress),
-            fewer=fewer_of(request, recipe),
-            allow=(UNLINKED,),  # devices of one host are used without probing what lies between them
-        )
-    except ValueError as e:
-        raise UsageError(
-            str(e), remedy="a --batch within the limits, --micro-batch within it, a split that sums to it"
-        ) from e
+    job = Job(
+        global_batch=recipe.global_batch,
+        micro_batch=request.micro_batch,
+        batch_per_device=given,
+        keep_all=request.keep_all,
+        sums=request.sums,
+        state=request.state,
+        compress=request.compress or tuple(recipe.compress),
+        fewer=fewer_of(request, recipe),
+        allow=(UNLINKED,),  # devices of one host are used without probing what lies between them
+    )
     plan = planner.plan(fleet, profile, job, shapes=request.shapes).plan
     if steals(request, recipe):
         check_stealing(plan, recipe.model, table_names(recipe))
