@@ -78,7 +78,8 @@ def cost(
         float | None, typer.Option(help="The fastest devices that cost no more, for the whole job.")
     ] = None,
     tokens_per_sample: Annotated[
-        float | None, typer.Option(min=1, max=1e12, help="Also give the cost of a million tokens; --model knows it.")
+        float | None,
+        typer.Option(min=1, max=1e12, help="Also give the cost of a million tokens; --model knows it."),
     ] = None,
     add: Annotated[
         list[str] | None,
@@ -89,7 +90,10 @@ def cost(
         typer.Option(help="The same in a changed fleet: 'split lab1/gpu0 3g.20gb 3g.20gb', 'drop NAME'."),
     ] = None,
     waiting: Annotated[
-        float, typer.Option(min=0, max=1e9, help="What an hour of waiting for the job costs you, beside the devices.")
+        float,
+        typer.Option(
+            min=0, max=1e9, help="What an hour of waiting for the job costs you, beside the devices."
+        ),
     ] = 0.0,
     memory_margin: MemoryMargin = 0.1,
     shapes: ShapesWanted = "auto",

@@ -124,7 +124,9 @@ Steal = Annotated[
 Faults = Annotated[str, typer.Option(help="Scripted trouble: 'slow lab1/a x3 at step 40; oom lab1/b at 60'.")]
 Noise = Annotated[
     float | None,
-    typer.Option(min=0, max=100, help="Draw the time of each paced action with a heavy tail: 0.5 is half more."),
+    typer.Option(
+        min=0, max=100, help="Draw the time of each paced action with a heavy tail: 0.5 is half more."
+    ),
 ]
 SamplesAtOnce = Annotated[
     int | None,
@@ -148,7 +150,9 @@ Place = Annotated[
 MAX_SEED = 2**63 - 1  # what every generator takes
 Seed = Annotated[
     int | None,
-    typer.Option(min=0, max=MAX_SEED, help="Seed of weights, order and noise (default 0, or that of --resume).")
+    typer.Option(
+        min=0, max=MAX_SEED, help="Seed of weights, order and noise (default 0, or that of --resume)."
+    ),
 ]
 CheckpointEvery = Annotated[
     str | None, typer.Option(help="Save every so many steps (200) or a time (90s, 10min, 2h).")

@@ -29,7 +29,9 @@ def preflight(
     name: Annotated[
         str | None, typer.Option(help="What this process is called. Default: the host's name.")
     ] = None,
-    wait: Annotated[float, typer.Option(min=1, max=86_400, help="Seconds to wait for the others to come.")] = 60.0,
+    wait: Annotated[
+        float, typer.Option(min=1, max=86_400, help="Seconds to wait for the others to come.")
+    ] = 60.0,
     as_json: AsJson = False,
 ) -> None:
     """Try every pair of processes with real data before a job: route, interface, latency, rate, correctness.

@@ -63,8 +63,12 @@ def train(
         Path | None, typer.Argument(help="Python file with a function recipe() → ev.Recipe.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps to take.")] = None,
-    epochs: Annotated[float | None, typer.Option(min=0, max=1e9, help="Passes over the data (default 1).")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, max=MAX_SAMPLES, help="Global batch, samples a step.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(min=0, max=1e9, help="Passes over the data (default 1).")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=MAX_SAMPLES, help="Global batch, samples a step.")
+    ] = None,
     micro_batch: SamplesAtOnce = None,
     batch_per_device: BatchPerDevice = None,
     even: Annotated[bool, typer.Option("--even", help="The same share for every device.")] = False,

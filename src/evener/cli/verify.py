@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 def verify(
     script: Annotated[Path, typer.Argument(help="Python file with a function recipe() → ev.Recipe.")],
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps to compare.")] = 5,
-    batch: Annotated[int | None, typer.Option(min=1, max=MAX_SAMPLES, help="Global batch, samples a step.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=MAX_SAMPLES, help="Global batch, samples a step.")
+    ] = None,
     batch_per_device: BatchPerDevice = None,
     plan: Annotated[Path | None, typer.Option(help="A plan file from evener plan.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A profile file; without it the run measures.")] = None,

@@ -119,7 +119,8 @@ class Request(Value, frozen=True, kw_only=True):
             raise UsageError(f"{self.steps} steps train nothing", remedy="1 step or more")
         if self.epochs is not None and not 0 < self.epochs < float("inf"):
             raise UsageError(
-                f"{self.epochs:g} epochs cannot be trained", remedy="a number above 0: 0.5 is half of the data"
+                f"{self.epochs:g} epochs cannot be trained",
+                remedy="a number above 0: 0.5 is half of the data",
             )
 
 
