@@ -7,6 +7,7 @@ keeps to, and the choice is the least of the predicted seconds.
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from msgspec.structs import replace
 
@@ -153,8 +154,9 @@ def spelled_ring(names: Sequence[str]) -> str:
 
 
 def _priced(exchange: Exchange, fleet: Fleet) -> Callable[[float], float]:
+    """Seconds by bytes; the buckets of a model are of a few sizes, and each is priced once."""
     tried = fleet.tried_sum(exchange.spelled)
-    return tried.seconds if tried else lambda size: exchange_seconds(size, exchange, fleet)
+    return tried.seconds if tried else cache(lambda size: exchange_seconds(size, exchange, fleet))
 
 
 def _grouped(
@@ -234,18 +236,21 @@ def sums_of(network: Network, plan: Plan) -> Callable[[tuple[str, ...], float, i
     """
     if not plan.reductions:
         return network.all_reduce_s
-    told: dict[tuple[str, ...], Exchange | None] = {}
+    told: dict[tuple[str, ...], Callable[[float], float]] = {}
+
+    def priced(names: tuple[str, ...]) -> Callable[[float], float]:
+        exchange = exchange_of(reductions_of(plan, names), names)
+        if exchange is not None:
+            return _priced(exchange, network.fleet)
+        tried = network.fleet.tried_sum(spelled_ring(names))
+        return tried.seconds if tried else lambda size: network.flat_all_reduce_s(names, size)
 
     def seconds(names: tuple[str, ...], num_bytes: float, lanes: int) -> float:
         if lanes > 1:
             return network.all_reduce_s(names, num_bytes, lanes)
         if names not in told:
-            told[names] = exchange_of(reductions_of(plan, names), names)
-        exchange = told[names]
-        if exchange is None:
-            tried = network.fleet.tried_sum(spelled_ring(names))
-            return tried.seconds(num_bytes) if tried else network.flat_all_reduce_s(names, num_bytes, lanes)
-        return _priced(exchange, network.fleet)(num_bytes)
+            told[names] = priced(names)
+        return told[names](num_bytes)
 
     return seconds
 
