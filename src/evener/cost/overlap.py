@@ -100,11 +100,6 @@ class Tail:
         return np.maximum((self.still_to_come.reshape(shape) - after).max(axis=0), 0.0)
 
     @property
-    def whole_s(self) -> float:
-        """Seconds of the reduction if nothing hid it."""
-        return float(self.still_to_come[0]) if len(self.still_to_come) else 0.0
-
-    @property
     def least_s(self) -> float:
         """Seconds that no backward can hide: the last bucket's."""
         return float(self.still_to_come[-1]) if len(self.still_to_come) else 0.0

@@ -41,7 +41,7 @@ def measure_disk(
     """Rates of the disk of `folder` in bytes a second, medians over rounds, and its free bytes.
 
     Writes one file without a name, of `num_bytes`, round after round; nothing is left of it. UsageError for a
-    folder in memory, FileError where it cannot be written. Example: 256 MB in 0.4 s are 671 MB/s.
+    folder in memory, FileError where it cannot be written. Example: 256 MiB in 0.4 s are 671 MB/s.
     """
     if kind(folder) in IN_MEMORY:
         raise UsageError(

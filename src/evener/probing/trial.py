@@ -51,8 +51,8 @@ def pattern(token: str) -> bytes:
 class Waiter:
     """Answers those who know this process's token, until it is closed; a context manager."""
 
-    def __init__(self, token: str, *, host: str = "", clock: Callable[[], float] = time.monotonic) -> None:
-        self.token, self._clock = token, clock
+    def __init__(self, token: str, *, host: str = "") -> None:
+        self.token = token
         self._pattern = pattern(token)
         self._listener = socket.create_server((host, 0), backlog=MOST_WAITING)
         self._room = threading.Semaphore(MOST_WAITING)
@@ -119,7 +119,7 @@ class Waiter:
             if not got:
                 return
             total, filled = total + got, filled + got
-            marks.append((self._clock(), total))
+            marks.append((time.monotonic(), total))
             if filled == BLOCK_BYTES:
                 right = _NUMBER.unpack_from(buffer)[0] == number and view[_NUMBER.size :] == expected
                 wrong = number if wrong < 0 and not right else wrong

@@ -51,7 +51,6 @@ def account(
     solo: dict[str, Solo | None],
     *,
     evaluation: Evaluation | None = None,
-    useful_samples: dict[str, float] | None = None,
 ) -> RunReport:
     """The report of a run whose typical step is `typical`.
 
@@ -60,12 +59,11 @@ def account(
 
     Formulas: the module's text. Example: solo 8, 4, 2 and 2 samples/s, 16 samples in T = 1.25 s give
     12.8 of 16 samples/s, efficiency 0.8 and a gap of 0.25 s a step.
-    `useful_samples` says how many whole-model samples each device's work is worth a step (they sum to the
-    global batch); without it those of the plan's prediction count; a data-parallel plan needs none.
+    A plan of several stages needs the `useful_samples` of its prediction.
     Raises UnknownNameError for a device without solo rate, PlanMismatchError for one without measured
     seconds, UsageError for samples that do not sum up.
     """
-    samples = _samples(plan, useful_samples)
+    samples = _samples(plan)
     rates = _rates(plan, solo)
     _check_seconds(plan, typical)
     T = typical.step_s  # noqa: N806 as in the formulas above
@@ -158,10 +156,10 @@ def _weighted(devices: tuple[DeviceReport, ...], ideal: float) -> dict[str, floa
     return {cause: sum(weight * d.lost_s[cause] for weight, d in worth) for cause in LOSS_CAUSES}
 
 
-def _samples(plan: Plan, useful: dict[str, float] | None) -> dict[str, float]:
-    if useful is None and plan.prediction is not None:
-        useful = plan.prediction.useful_samples or None
-    if useful is None:
+def _samples(plan: Plan) -> dict[str, float]:
+    """Whole-model samples that each device's work is worth a step; they sum to the global batch."""
+    useful = plan.prediction.useful_samples if plan.prediction else {}
+    if not useful:
         if not plan.is_data_parallel:
             raise UsageError(
                 "a plan of several stages needs `useful_samples`: what each device's layers are worth",

@@ -27,13 +27,11 @@ MOST_ONLOOKERS = 16
 class Feed:
     """The document of a run that goes on, for any number of onlookers; looks only when one of them asks."""
 
-    def __init__(
-        self, path: str | Path, *, clock: Callable[[], float] = time.monotonic, look_s: float = LOOK_S
-    ) -> None:
+    def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.follower = Follower(path)
         self.closing = False
         self.onlookers = 0
-        self._clock, self._look_s, self._lock = clock, look_s, threading.Lock()
+        self._clock, self._lock = clock, threading.Lock()
         self._next_s, self._took_s = float("-inf"), 0.0
         self._document: Document | None = None
         self._parts: dict[str, bytes] = {}
@@ -48,7 +46,7 @@ class Feed:
         now = self._clock()
         if now < self._next_s and not self.closing:
             return
-        self._next_s = now + self._look_s
+        self._next_s = now + LOOK_S
         if self.follower.look() or self._document is None:
             run = self.follower.run
             if run is not None:
@@ -96,8 +94,8 @@ class Feed:
                 if self.finished or self.closing:
                     yield b"event: end\ndata: {}\n\n"
                     return
-                await asyncio.sleep(self._look_s)
-                quiet_s += self._look_s
+                await asyncio.sleep(LOOK_S)
+                quiet_s += LOOK_S
         finally:
             self.onlookers -= 1
 

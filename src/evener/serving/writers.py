@@ -44,21 +44,21 @@ class TensorBoardWriter:
     not end.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path) -> None:
         try:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.compat.proto.summary_pb2 import Summary
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as e:
             raise _missing("TensorBoard", "tensorboard", e) from e
-        self._event, self._summary, self._clock = Event, Summary, clock
+        self._event, self._summary = Event, Summary
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(folder))
 
     def add(self, record: StepRecord) -> None:
         values = [self._summary.Value(tag=n, simple_value=v) for n, v in scalars(record).items()]
         summary = self._summary(value=values)
-        self._writer.add_event(self._event(wall_time=self._clock(), step=record.step, summary=summary))
+        self._writer.add_event(self._event(wall_time=time.time(), step=record.step, summary=summary))
 
     def close(self) -> None:
         self._writer.close()

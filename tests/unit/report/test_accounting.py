@@ -131,9 +131,14 @@ def test_a_plan_of_several_stages_needs_the_worth_of_each_device():
     solo = {name: SOLO[name] for name in ("lab/a", "lab/b")}
     with pytest.raises(UsageError, match="useful_samples"):
         account(TYPICAL, plan, solo)
+
+    def worth(a: float, b: float) -> Plan:
+        told = Prediction(step_s=1.0, lower_s=1.0, upper_s=1.0, useful_samples={"lab/a": a, "lab/b": b})
+        return msgspec.structs.replace(plan, prediction=told)
+
     with pytest.raises(UsageError, match="sum to 13"):
-        account(TYPICAL, plan, solo, useful_samples={"lab/a": 9.0, "lab/b": 4.0})
-    report = account(TYPICAL, plan, solo, useful_samples={"lab/a": 9.5, "lab/b": 4.5})
+        account(TYPICAL, worth(9.0, 4.0), solo)
+    report = account(TYPICAL, worth(9.5, 4.5), solo)
     assert sum(report.lost_s.values()) == pytest.approx(report.gap_s, abs=1e-12)
 
 

@@ -48,15 +48,13 @@ class CardDriver:
     def __init__(
         self,
         card: Card,
-        clock: Callable[[], float] = time.monotonic,
         *,
         host_bytes_per_s: float | None = None,
         disk: Disk | None = None,
     ) -> None:
         assert not card.clock.host_counts, "a driver says itself what of the host counts"
         self.card, self.host_bytes_per_s, self.disk = card, host_bytes_per_s, disk
-        self._clock = clock
-        self._left_s = clock()
+        self._left_s = time.monotonic()
         self._trouble = Trouble()
         self._lateness = Lateness(device=card.device.name)
 
@@ -76,7 +74,7 @@ class CardDriver:
     def run(self, action: str, work: Callable[[], Any], *, signature: Hashable = ()) -> Any:
         """Do `work` and return its result when the device would have it; see `Driver.run`."""
         card_clock = self.card.clock
-        began_s = self._clock()
+        began_s = time.monotonic()
         if began_s - self._left_s > PAUSE_S:
             card_clock.spend(began_s - self._left_s)
             self._add(pause_s=began_s - self._left_s)
@@ -85,14 +83,14 @@ class CardDriver:
         try:
             result = work()
             if action == HOST_ACTION:
-                card_clock.spend(self._clock() - began_s)
+                card_clock.spend(time.monotonic() - began_s)
                 return result
             card_clock.wait(max(card_clock.host_s, card_clock.stream.free_s))
             late_s = max(0.0, card_clock.lag_s - lag_s)
             self._add(actions=1, total_s=card_clock.host_s - start_s, late=int(late_s > 0), late_s=late_s)
             return result
         finally:
-            self._left_s = self._clock()
+            self._left_s = time.monotonic()
 
     def on_host(self, work: Callable[[], Any]) -> Any:
         """Do `work`; on the clock the host is busy for its bytes, read and written, at `host_bytes_per_s`."""
@@ -133,7 +131,7 @@ class CardDriver:
     def advance(self, until_s: float) -> None:
         """The host waits until `until_s`; a moment that has passed changes nothing."""
         self.card.clock.wait(until_s - self.card.clock.origin_s)
-        self._left_s = self._clock()
+        self._left_s = time.monotonic()
 
     def _add(self, **more: float) -> None:
         self._lateness = self._lateness.plus(**more)

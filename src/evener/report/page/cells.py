@@ -17,9 +17,9 @@ def word(text: str) -> Cell:
     return Cell(text=short(text))
 
 
-def number(value: float | None, form: str = ".4g", *, unknown: str = "–") -> Cell:
-    """A cell with a number in the format `form`; `unknown` where there is none."""
-    return Cell(text=unknown) if value is None else Cell(text=f"{value:{form}}", value=value)
+def number(value: float | None, form: str = ".4g") -> Cell:
+    """A cell with a number in the format `form`; a dash where there is none."""
+    return Cell(text="–") if value is None else Cell(text=f"{value:{form}}", value=value)
 
 
 def part(value: float, *, sign: bool = False) -> Cell:

@@ -15,7 +15,6 @@ boundaries that all know by the plan. At each it would cost a step the way to th
 
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
@@ -53,14 +52,13 @@ class Checkpointing:
         steps: Steps,
         *,
         job: Meeting | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if steps.meetings and rule.steps is None:
             raise UsageError(
                 "hosts that take steps by themselves cannot agree by the clock on when to save",
                 remedy="checkpoints every so many steps: --checkpoint-every 200",
             )
-        self._rule, self._meeting, self._steps, self._clock = rule, meeting, steps, clock
+        self._rule, self._meeting, self._steps = rule, meeting, steps
         self._news: deque[str] = deque()  # filled by the writing thread
         self.saver = Saver(JobState(steps), Path(run_dir), meeting, rule.keep, self._news.append)
         self._announced = -1
@@ -70,7 +68,7 @@ class Checkpointing:
         self._look_every = min(MOST_STEPS, max(1, int(LOOK_S / told.step_s))) if told else 1
         if job is not None and self.saver.leads:
             job.put(ANSWERS, True)
-        self._due_s = clock()
+        self._due_s = time.monotonic()
         extra = [n for n, x in steps.recipe.model.state_dict().items() if not isinstance(x, Tensor)]
         if self.saver.leads and extra:
             self._news.append(f"no checkpoint holds what the model keeps beside tensors: {', '.join(extra)}")
@@ -147,9 +145,9 @@ class Checkpointing:
         asked = job is not None and job.has(ASKED)
         if asked and not self.saver.is_busy:
             self._asked_for = number
-        elif not self._rule.is_due(number, self._clock() - self._due_s):
+        elif not self._rule.is_due(number, time.monotonic() - self._due_s):
             return
-        self._due_s = self._clock()
+        self._due_s = time.monotonic()
         key = self.saver.key(f"save/{number}")
         if self.saver.is_busy:
             self._left_out = number
