@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,13 +23,11 @@ from evener.session.members.copies import Copies
 from evener.session.members.handover import State
 from evener.session.members.passage import Stopwatch
 from evener.session.members.rows import held_rows
+from evener.session.members.standby import Standby
 from evener.session.pulse import Pulse
 from evener.session.recipe import Recipe
 from evener.session.request import Request
 from evener.session.site import Site
-
-if TYPE_CHECKING:
-    from evener.session.members.standby import Standby
 
 
 @dataclass
@@ -98,7 +96,7 @@ class Member:
     decisions: list[str] = field(default_factory=list)
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     records: list[StepRecord] = field(default_factory=list)  # of steps with the seconds of this device alone
-    standby: "Standby | None" = None
+    standby: Standby | None = None
     electorates: tuple[Electorate, ...] = ()  # of the generations that this device may be the rest of
 
     @property

@@ -6,26 +6,15 @@ Where standbys listen is told with the turn of each generation, so all know it b
 that `evener train` started ends with the store that it was started with, and serves none.
 """
 
-import socket
-from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from evener.core.addresses import host_and_port
-from evener.core.membership import Turn
 from evener.core.tell import tell
-from evener.policy.electorate import may_go_on
-from evener.session.meeting import Meeting, serve_store, store_at
+from evener.session.meeting import Meeting, serve_store
 from evener.session.members.door import Door, Welcome
-from evener.session.members.member import Member
-from evener.session.members.wishes import leave_on_sigterm
 
 TOLD_AGAIN = ("profile", "tables")  # read after the start too; a roll makes the rest anew
-ANSWERS = timedelta(seconds=2)
-MOVES_WITHIN_S = 6.0  # a store that is cut off is missed after 3 s, one that has ended after 0.9 s
-NUMBERS = 1000  # generations at another store are numbered from the next multiple: rolls given up differ
 
 
 class Standby:
@@ -66,34 +55,3 @@ class Standby:
         """Let nobody in any more."""
         if self._door:
             self._door.close()
-
-
-def move(member: Member, before: Turn) -> str:
-    """Meet at the first standby of `before` that answers from now on; the sentence that says where.
-
-    Empty where this device may not: it is bound to the store that is lost, the job was brought to its end, or
-    those who could come are too few to go on.
-    """
-    meeting, pulse, standby = member.meeting, member.pulse, member.standby
-    if pulse is None or standby is None or pulse.is_over or member.here not in before.standbys:
-        return ""
-    for device, address in before.standbys.items():
-        if address == meeting.at or not may_go_on(member.electorates, tuple(before.standbys), address)[0]:
-            continue
-        at = host_and_port(address)
-        try:
-            # Looked at first: where nobody listens torch tries again and again.
-            socket.create_connection(at, ANSWERS.total_seconds()).close()
-            store, beside = store_at(*at, ANSWERS), store_at(*at, ANSWERS)
-            meeting.cut_off()  # a look at the store that is lost would go on for long
-            pulse.move(beside, MOVES_WITHIN_S)
-        except (OSError, RuntimeError):
-            continue  # it is lost as well
-        meeting.move_to(store, address)
-        with suppress(RuntimeError):  # lost meanwhile: the roll finds out
-            standby.tell_again(meeting)
-        leave_on_sigterm(meeting, member.here)
-        if address == standby.address:
-            standby.open()
-        return f"the job's store is lost; those who are left meet at {address}, on {device}"
-    return ""

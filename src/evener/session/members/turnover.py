@@ -9,7 +9,6 @@ from evener.core.fleet import Fleet
 from evener.core.membership import Electorate, HeldRows, Standing, Turn
 from evener.core.order import global_batch_at
 from evener.core.plan import Plan
-from evener.core.tell import tell
 from evener.errors import PeerLostError, StateLostError
 from evener.policy.rest import rest_of
 from evener.policy.settle import Settlement, settle
@@ -18,8 +17,8 @@ from evener.session.layout.tables import residence_of, tables_of
 from evener.session.members.form import room_of
 from evener.session.members.member import Generation, Member
 from evener.session.members.plans import next_plan
+from evener.session.members.resettle import NUMBERS, resettle
 from evener.session.members.roll import Members, begin, call_roll
-from evener.session.members.standby import NUMBERS, move
 from evener.session.planning.placing import with_rows
 
 MOST_ROLLS = 8
@@ -62,7 +61,7 @@ def next_turn(member: Member, before: Generation, why: str) -> tuple[int, Turn] 
             if rolls == MOST_ROLLS or (isinstance(e, RuntimeError) and member.meeting.answers()):
                 raise
             if isinstance(e, RuntimeError) or not member.meeting.answers():
-                why = _moved(member, before, why)
+                why = resettle(member, before, why)
                 number = before.number // NUMBERS * NUMBERS + NUMBERS - 1
                 expected = tuple(d for d in _expected(before) if d in before.turn.standbys)
             elif room.has("members"):
@@ -74,20 +73,6 @@ def next_turn(member: Member, before: Generation, why: str) -> tuple[int, Turn] 
         member.stopwatch.mark("plan")
         member.decisions.append(f"generation {number}, before step {turn.step}: {'; '.join(turn.reasons)}")
         return number, turn
-
-
-def _moved(member: Member, before: Generation, why: str) -> str:
-    """The sentence where the job goes on as its store is lost; PeerLostError where this device may not."""
-    told = move(member, before.turn)
-    if not told:
-        raise PeerLostError(
-            f"{member.here} does not reach the job's store",
-            numbers=why,
-            remedy="look at the network and at the host of the store; --resume once it is back",
-        )
-    tell(told)
-    member.decisions.append(told)
-    return told
 
 
 def _expected(before: Generation) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from evener.core.fleet import Device, Fleet
 from evener.core.membership import Electorate, Turn
 from evener.session.meeting import Meeting, serve_store, store_at
 from evener.session.members.door import Welcome
-from evener.session.members.standby import Standby, move
+from evener.session.members.resettle import move
+from evener.session.members.standby import Standby
 from evener.session.pulse import Pulse
 from evener.session.request import Request
 
