@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from evener.core.fleet import Device, Fleet
 from evener.session.journal import Outcome
 from evener.session.launching.launch import launch
-from tests.faults.test_lost_devices import NAMES, SCRIPT, error_of, in_a_row, request_for, split, steps_of
+from tests.faults.jobs import NAMES, SCRIPT, error_of, in_a_row, request_for, split, steps_of
 from tests.local.device.test_job import fleet as cards_of
 
 pytestmark = pytest.mark.timeout(120)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from evener.core.plan import Plan, Reduction
 from evener.report.metrics import read_metrics
 from evener.session.launching.launch import launch
-from tests.faults.test_lost_devices import error_of, request_for, signalled, split, steps_of
+from tests.faults.jobs import error_of, request_for, signalled, split, steps_of
 
 pytestmark = pytest.mark.timeout(120)
 

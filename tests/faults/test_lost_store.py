@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from evener.errors import DividedError, PeerLostError
-from tests.faults.test_lost_devices import Job, _within, undisturbed
+from tests.faults.jobs import Job, undisturbed, within
 from tests.local.namespaces import Network, needs_root
 
 pytestmark = pytest.mark.timeout(120)
@@ -26,7 +26,7 @@ class Guest:
         self.process: subprocess.Popen = job.join(host, "--run-dir", str(folder))
         self._ear = threading.Thread(target=lambda: self.told.extend(self.process.stderr), daemon=True)
         self._ear.start()
-        assert _within(60, lambda: "is in the job from step" in "".join(self.told)), self.told
+        assert within(60, lambda: "is in the job from step" in "".join(self.told)), self.told
 
     def ends(self, seconds: float = 60) -> tuple[int, str]:
         """(its exit code, what it said)."""
@@ -71,8 +71,8 @@ def test_of_a_job_that_is_cut_in_two_one_part_goes_on(tmp_path: Path, devices: s
             assert job.takes_steps(3) and job.process.poll() is None
         else:
             assert job.process.wait(60) == DividedError.exit_code
-            assert _within(5, lambda: DividedError.code in job.told_so_far), job.told_so_far
+            assert within(5, lambda: DividedError.code in job.told_so_far), job.told_so_far
             metrics = guests[0].folder / "metrics.jsonl"
-            goes_on = _within(60, lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 3)
+            goes_on = within(60, lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 3)
             assert goes_on, guests[0].told
             assert [guest.process.poll() for guest in guests] == [None, None]

@@ -13,7 +13,7 @@ from evener.errors import EvenerError
 from evener.runtime.checkpoints.folder import newest_good
 from evener.session.checkpoints.save_rule import Rule
 from evener.session.launching.launch import launch
-from tests.faults.test_lost_devices import NAMES, request_for, signalled, split
+from tests.faults.jobs import NAMES, request_for, signalled, split
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,7 +12,7 @@ import pytest
 
 from evener.report.metrics import read_metrics
 from evener.session.journal import Outcome
-from tests.faults.test_lost_devices import SCRIPT, error_of
+from tests.faults.jobs import SCRIPT, error_of
 
 
 @pytest.mark.timeout(180)

@@ -15,7 +15,7 @@ from evener.policy.trials import trials_of
 from evener.runtime.wire import GroupWire
 from evener.session.launching.launch import launch
 from evener.session.planning.trials import with_tried_sums
-from tests.faults.test_lost_devices import error_of, request_for, split
+from tests.faults.jobs import error_of, request_for, split
 from tests.local.pool import Pool
 
 NAMES = ("a/0", "a/1", "b/0", "b/1")
