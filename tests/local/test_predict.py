@@ -16,9 +16,9 @@ from evener.core.fleet import Device, Fleet, Link
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.errors import DataError, ModelError, UsageError
 from evener.session.predict import run_prediction
-from evener.session.prediction.outputs import Keeper, check_out
+from evener.session.prediction.outputs import Keeper
 from evener.session.recipe import load_recipe
-from evener.session.request import Prediction, Request
+from evener.session.request import Prediction, Request, check_out
 
 SCRIPT = """
 import torch, evener as ev

@@ -50,13 +50,16 @@ def checkpoints(
     from rich.console import Console
 
     from evener.cli.train import print_json
-    from evener.errors import UsageError
+    from evener.errors import FileError, UsageError
+
+    if optimizer and import_dcp is None:
+        raise UsageError("--optimizer says of what --import-dcp is, and there is none", remedy="both or none")
+    if import_dcp is None and not run.is_dir():
+        raise FileError(f"{run} is no folder", remedy="the folder of a run, as evener train names it")
     from evener.session.checkpoints.saved import export_weights, listed
 
     console = Console(stderr=as_json)
     result: dict[str, Any] = {}
-    if optimizer and import_dcp is None:
-        raise UsageError("--optimizer says of what --import-dcp is, and there is none", remedy="both or none")
     if import_dcp is not None:
         from evener.session.checkpoints.from_dcp import import_dcp as take
 

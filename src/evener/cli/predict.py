@@ -38,9 +38,7 @@ def predict(
 
     start_early(script)
     from evener.session.ask import request_for
-    from evener.session.predict import run_prediction
-    from evener.session.prediction.outputs import check_out
-    from evener.session.request import Prediction
+    from evener.session.request import Prediction, check_out
 
     check_out(out)
     with tempfile.TemporaryDirectory(prefix="evener-predict-") as folder:
@@ -61,6 +59,8 @@ def predict(
             quiet=as_json,
             predict=Prediction(data=data, out=str(out.resolve()), score=score),
         )
+        from evener.session.predict import run_prediction
+
         found = run_prediction(request)
     if found is None:
         return

@@ -76,7 +76,8 @@ def _meeting(
 
     from evener.errors import EnvironmentBrokenError, UsageError
     from evener.probing.trial import reach
-    from evener.session.meeting import is_launched, open_meeting
+    from evener.session.launched import is_launched
+    from evener.session.meeting import open_meeting
 
     if meet is None and is_launched():
         meeting = open_meeting()

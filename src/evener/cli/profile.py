@@ -46,21 +46,24 @@ def profile(
     """
     from evener.core.catalogue import read_fleet
     from evener.core.files import write
-    from evener.session.ask import alike_by_kind
-    from evener.session.planning.measure import profile_recipe
+    from evener.session.ask import alike_by_kind, check_script
 
     if fleet and rehearse:
         raise UsageError(
             "--fleet and --rehearse were both given",
             remedy="--fleet for the devices of this host, --rehearse for devices that are only played",
         )
+    check_script(Path(script))
     file = fleet or rehearse
     devices = read_fleet(file) if file else None
+    sizes = parse_sizes(micro_batches) if micro_batches else None
+    from evener.session.planning.measure import profile_recipe  # loads torch
+
     measured = profile_recipe(
         script,
         fleet=alike_by_kind(devices) if devices and rehearse else devices,
         rehearse=rehearse is not None,
-        micro_batches=parse_sizes(micro_batches) if micro_batches else None,
+        micro_batches=sizes,
         seed=seed,
         report=lambda text: print(text, file=sys.stderr),
     )

@@ -135,7 +135,7 @@ def train(
     start_early(None if join else script)
     from evener.session.ask import request_for
     from evener.session.checkpoints.save_rule import Keep, rule_of
-    from evener.session.meeting import world_size_here
+    from evener.session.launched import world_size_here
 
     listen = listen or (SERVED_AT if serve else None)
     if world_size_here() is not None and (listen or log_to):
@@ -201,8 +201,8 @@ def _run(request: "Request", listen: str | None, log_to: Sequence[str]) -> "Outc
     from evener.core.tell import tell
     from evener.serving.watching import watching
     from evener.session.checkpoints.resume import check_folder, stopped
+    from evener.session.launched import world_size_here
     from evener.session.launching.launch import run
-    from evener.session.meeting import world_size_here
     from evener.session.request import unless_unused
 
     folder = Path(request.run_dir)

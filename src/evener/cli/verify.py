@@ -1,5 +1,8 @@
 """`evener verify`: is the result that of one device? Yes or no, with the distance."""
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +22,7 @@ from evener.cli.options import (
 from evener.core.job import MAX_SAMPLES
 from evener.core.words import counted
 from evener.errors import NotExactError
+from evener.session.launched import is_launched
 
 if TYPE_CHECKING:
     from evener.session.exactness.verify import Exactness
@@ -40,7 +44,7 @@ def verify(
     sums: SumsWanted = "auto",
     compress: Compress = None,
     fewer: FewerExchanges = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Folder of the run's files.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Keep the files of the runs in this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the same steps on the devices together and in a plain PyTorch loop on one, and compare.
@@ -57,26 +61,28 @@ def verify(
 
     start_early(script)
     from evener.session.ask import request_for
-    from evener.session.exactness.verify import verify as compare
 
-    request = request_for(
-        script,
-        fleet=fleet,
-        rehearse=rehearse,
-        devices=devices,
-        batch=batch,
-        batch_per_device=batch_per_device,
-        plan=plan,
-        profile=profile,
-        run_dir=run_dir,
-        steps=steps,
-        seed=seed,
-        sums=sums,
-        compress=names_in(compress),
-        fewer=names_in(fewer),
-        quiet=True,
-    )
-    found = compare(request)
+    with folder_for(run_dir) as folder:
+        request = request_for(
+            script,
+            fleet=fleet,
+            rehearse=rehearse,
+            devices=devices,
+            batch=batch,
+            batch_per_device=batch_per_device,
+            plan=plan,
+            profile=profile,
+            run_dir=folder,
+            steps=steps,
+            seed=seed,
+            sums=sums,
+            compress=names_in(compress),
+            fewer=names_in(fewer),
+            quiet=True,
+        )
+        from evener.session.exactness.verify import verify as compare
+
+        found = compare(request)
     if found is None:
         return
     shares = ", ".join(f"{name} {n}" for name, n in found.plan.samples_by_device().items())
@@ -105,6 +111,19 @@ def verify(
         print_json(msgspec.to_builtins(found))
     if not found.exact:
         raise typer.Exit(NotExactError.exit_code)
+
+
+@contextmanager
+def folder_for(run_dir: Path | None) -> Iterator[Path | None]:
+    """Where the runs' files go: they are of no use afterwards, unless `run_dir` was asked for.
+
+    Processes of torchrun need one that they all see, so theirs is among the runs.
+    """
+    if run_dir or is_launched():
+        yield run_dir
+    else:
+        with tempfile.TemporaryDirectory(prefix="evener-verify-") as folder:
+            yield Path(folder)
 
 
 def conditions_of(found: "Exactness") -> tuple[str, str]:

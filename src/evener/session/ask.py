@@ -1,4 +1,7 @@
-"""From what a person says (files, names, numbers) to a Request."""
+"""From what a person says (files, names, numbers) to a Request.
+
+No torch until the devices of this host are asked for: what is wrong whatever they are is told at once.
+"""
 
 import time
 from collections.abc import Sequence
@@ -9,16 +12,19 @@ from msgspec.structs import replace
 
 from evener.core.budgets import with_budgets
 from evener.core.catalogue import check_known, read_fleet
+from evener.core.faults import FaultScript
 from evener.core.files import read
 from evener.core.fleet import Device, Fleet, unlike_kinds
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.split import split_of
 from evener.core.words import counted
-from evener.errors import UsageError
-from evener.session.checkpoints.resume import LATEST, latest_run, seed_of
-from evener.session.meeting import world_size_here
-from evener.session.request import Request, folder_at, new_run_dir, unless_unused
+from evener.errors import FileError, UsageError
+from evener.session.launched import world_size_here
+from evener.session.request import LATEST, Request, folder_at, new_run_dir, unless_unused
+
+NO_FAULTS = FaultScript()
+_NOBODY_YET = Fleet(devices=(Device(name="nobody/yet", kind="none"),))
 
 
 def fleet_here(devices: str | None, world_size: int | None = None) -> Fleet:
@@ -139,6 +145,7 @@ def request_for(
     parts: str | None = None,
     memory: Sequence[str] = (),
     with_cpu: bool = False,
+    faults: FaultScript = NO_FAULTS,
     **wishes: Any,
 ) -> Request:
     """The request for a run of `script`; its run folder exists when this returns.
@@ -146,30 +153,49 @@ def request_for(
     It is a new one, unless the script's latest run is to go on. Without a seed it is that of the run that
     goes on, else 0. `memory` are budgets of devices, see `with_budgets`.
     """
-    if not script.is_file():
-        raise UsageError(f"no script {script}", remedy="the path of a Python file with a function recipe()")
+    check_script(script)
+    if resume not in (None, LATEST) and not Path(resume).is_dir():
+        raise UsageError(
+            f"no folder {resume} to go on from", remedy="a run's folder, a checkpoint's, or latest"
+        )
+    asked = Request(
+        script=str(script.resolve()),
+        fleet=_NOBODY_YET,
+        rehearse=rehearse is not None,
+        plan=read(plan, Plan) if plan else None,
+        profile=read(profile, Profile) if profile else None,
+        run_dir="",
+        seed=seed or 0,
+        resume=resume,
+        **wishes,
+    )
     chosen = fleet_of(fleet, rehearse, devices, world_size_here())
     chosen = with_cpus(chosen) if with_cpu else chosen
     chosen = with_budgets(chosen, memory)
     split = split_of(batch_per_device, chosen)
+    asked = replace(
+        asked,
+        fleet=chosen,
+        faults=faults,
+        global_batch=batch or (sum(split.values()) if split else None),
+        batch_per_device=split,
+        parts=split_of(parts, chosen, "--parts"),
+    )
     stamp = time.strftime("%Y%m%d-%H%M%S")
+    if not resume:
+        return replace(asked, run_dir=folder_at(run_dir) if run_dir else new_run_dir(script.stem, stamp))
+    from evener.session.checkpoints.resume import latest_run, seed_of  # loads torch
+
     if resume == LATEST and not run_dir:
         run_dir = latest_run(script.stem)
     folder = folder_at(run_dir) if run_dir else new_run_dir(script.stem, stamp)
     with unless_unused(folder):
         if seed is None:
-            seed = (seed_of(resume, Path(folder)) if resume else None) or 0
-        return Request(
-            script=str(script.resolve()),
-            fleet=chosen,
-            rehearse=rehearse is not None,
-            global_batch=batch or (sum(split.values()) if split else None),
-            batch_per_device=split,
-            parts=split_of(parts, chosen, "--parts"),
-            plan=read(plan, Plan) if plan else None,
-            profile=read(profile, Profile) if profile else None,
-            run_dir=folder,
-            seed=seed,
-            resume=resume,
-            **wishes,
-        )
+            seed = seed_of(resume, Path(folder)) or 0
+        return replace(asked, run_dir=folder, seed=seed)
+
+
+def check_script(script: Path) -> None:
+    """FileError unless there is such a file."""
+    if not script.is_file():
+        raise FileError(f"no script {script}", remedy="the path of a Python file with a function recipe()")

@@ -21,6 +21,7 @@ from evener.core.figures import Value
 from evener.core.files import decode, encode
 from evener.errors import EnvironmentBrokenError, EvenerError, PeerLostError
 from evener.runtime.ranks import PATIENCE
+from evener.session.launched import is_launched
 from evener.session.sockets import GroupSockets, shut_sockets
 
 T = TypeVar("T")
@@ -259,16 +260,6 @@ def serve_store(host: str) -> tuple[dist.TCPStore, int]:
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
     return store, port
-
-
-def is_launched() -> bool:
-    """Whether this process was started as one of several by torchrun or by evener."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def world_size_here() -> int | None:
-    """How many processes this job was started with; None where nobody started several."""
-    return int(os.environ["WORLD_SIZE"]) if is_launched() else None
 
 
 def open_meeting() -> Meeting:

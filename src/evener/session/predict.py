@@ -8,8 +8,9 @@ from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.session.ask import fleet_here
+from evener.session.launched import is_launched, world_size_here
 from evener.session.launching.launch import launch_for
-from evener.session.meeting import is_launched, open_meeting, world_size_here
+from evener.session.meeting import open_meeting
 from evener.session.prediction.process import Predicted, Predictions, predict_to_file, predict_with
 from evener.session.recipe import Recipe, check_recipe
 from evener.session.request import Prediction, Request

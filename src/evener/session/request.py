@@ -25,6 +25,8 @@ from evener.session.checkpoints.save_rule import Rule
 MAX_SEED = 2**63 - 1  # what every generator takes
 
 
+LATEST = "latest"
+"""What `resume` says for the run's own newest checkpoint, if it has one."""
 TOKEN_FILE = "join-token"
 UNREAD = {CLAIM, TOKEN_FILE}  # files of a run's folder that are of no use once the run has ended
 
@@ -212,3 +214,16 @@ def folder_at(path: str | Path) -> str:
             remedy="--run-dir with a folder that you may make or write to; EVENER_RUNS is where others go",
         ) from e
     return str(path)
+
+
+def check_out(path: Path) -> None:
+    """UsageError or FileError unless outputs can be written to `path`."""
+    if path.suffix not in (".safetensors", ".npz"):
+        raise UsageError(f"cannot tell the kind of {path}", remedy="a name that ends in .safetensors or .npz")
+    if not path.parent.is_dir():
+        raise FileError(f"no folder {path.parent}", remedy="a folder that is there")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        what = (
+            "is a folder" if path.is_dir() else f"cannot be written: {path.parent} is not yours to write to"
+        )
+        raise FileError(f"{path} {what}", remedy="another name, or a folder that you may write to")

@@ -11,8 +11,8 @@ from evener.session.ask import fleet_here
 from evener.session.checkpoints.resume import check_folder
 from evener.session.checkpoints.save_rule import Keep, rule_of
 from evener.session.journal import Outcome
+from evener.session.launched import world_size_here
 from evener.session.launching.launch import run_here
-from evener.session.meeting import world_size_here
 from evener.session.recipe import Recipe, check_recipe
 from evener.session.request import Request, folder_at, new_run_dir
 

@@ -23,10 +23,11 @@ from evener.runtime.tables.layer import table_layers
 from evener.session.checkpoints.resume import RESUME, Chosen, chosen_for
 from evener.session.generation import conclude, train
 from evener.session.journal import Journal, Outcome
+from evener.session.launched import is_launched
 from evener.session.layout.fewer import NOT_ELASTIC, parting_ways
 from evener.session.layout.owning import NOT_ELASTIC as PARTS_NOT_ELASTIC
 from evener.session.layout.tables import ids_found, in_files, table_names, tables_end, take_out
-from evener.session.meeting import FINISHED, FOREVER, HOW_TO_JOIN, OUTCOME, Failure, Meeting, is_launched
+from evener.session.meeting import FINISHED, FOREVER, HOW_TO_JOIN, OUTCOME, Failure, Meeting
 from evener.session.members.form import form, room_of
 from evener.session.members.joiner import enter, own_profile
 from evener.session.members.member import Belongings, Generation, Member

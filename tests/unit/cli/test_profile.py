@@ -25,9 +25,11 @@ MEASURED = Profile(
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def asked(monkeypatch, tmp_path):
     """What the measurement was asked for, in place of measuring."""
     asked = {}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("def recipe(): ...")
 
     def profile_recipe(script, *, report, **given):
         report("measuring")

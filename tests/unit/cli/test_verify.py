@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from evener.cli.main import main
-from evener.cli.verify import conditions_of, verdict_of
+from evener.cli.verify import conditions_of, folder_for, verdict_of
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.session.exactness import verify as exactness
@@ -131,3 +131,17 @@ def test_one_device_is_not_compared_with_itself(tmp_path: Path) -> None:
     said = verdict_of(replace(result(0.0, 0.0, 0.0), exact=False, nothing=nothing))
     assert said.startswith("nothing was compared: lab/a took every batch at once")
     assert "--rehearse FLEET" in said
+
+
+def test_the_files_of_a_comparison_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were left in runs/ of whatever folder the command was given in."""
+    with folder_for(None) as folder:
+        assert folder is not None and folder.is_dir()
+    assert not folder.exists()
+    with folder_for(tmp_path) as folder:
+        pass
+    assert folder == tmp_path and tmp_path.is_dir()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with folder_for(None) as folder:
+        assert folder is None  # one that all processes see, among the runs

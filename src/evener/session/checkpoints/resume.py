@@ -13,8 +13,8 @@ from evener.runtime.checkpoints.manifest import MANIFEST, Position
 from evener.runtime.hardware import ALLOCATED, peak_bytes
 from evener.session.checkpoints.state import check_position, restore
 from evener.session.loop.steps import Steps
+from evener.session.request import LATEST
 
-LATEST = "latest"
 METRICS = "metrics.jsonl"
 RESUME = "resume"  # where the leader tells what it chose
 MOST_LISTED = 8

@@ -32,8 +32,9 @@ from evener.session.drop_in.asked import check_asked
 from evener.session.drop_in.gates import gate_optimizer, gate_scaler, gate_scheduler, watch_for_scalers
 from evener.session.drop_in.loader import ShareLoader
 from evener.session.drop_in.steps import LoopSteps, Scale
+from evener.session.launched import world_size_here
 from evener.session.loop.feed import Samples
-from evener.session.meeting import open_meeting, world_size_here
+from evener.session.meeting import open_meeting
 from evener.session.site import backend_of, open_site
 
 

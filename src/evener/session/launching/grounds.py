@@ -26,7 +26,7 @@ from evener.rehearsal.real_hosts import (
     hosts_of,
     segments,
 )
-from evener.session.meeting import world_size_here
+from evener.session.launched import world_size_here
 from evener.session.request import Request
 
 PLAIN = "--rehearse without --real-links, which paces links and needs none of this"

@@ -129,14 +129,6 @@ def _in_order(pieces: list[tuple[tuple[int, int], dict[str, Tensor]]]) -> dict[s
     return outputs
 
 
-def check_out(path: Path) -> None:
-    """UsageError or FileError unless outputs can be written to `path`."""
-    if path.suffix not in (".safetensors", ".npz"):
-        raise UsageError(f"cannot tell the kind of {path}", remedy="a name that ends in .safetensors or .npz")
-    if not path.parent.is_dir():
-        raise FileError(f"no folder {path.parent}", remedy="a folder that is there")
-
-
 def write_outputs(path: Path, outputs: Mapping[str, Tensor]) -> None:
     """Write tensors by name as safetensors or npz, as the name of `path` says: whole or not at all."""
     part = path.with_name(f".{path.name}.part{path.suffix}")  # savez gives a name without .npz one

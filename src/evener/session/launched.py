@@ -1,0 +1,13 @@
+"""How this process was started, as its environment says. No torch in here: asked before it is loaded."""
+
+import os
+
+
+def is_launched() -> bool:
+    """Whether this process was started as one of several by torchrun or by evener."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def world_size_here() -> int | None:
+    """How many processes this job was started with; None where nobody started several."""
+    return int(os.environ["WORLD_SIZE"]) if is_launched() else None
