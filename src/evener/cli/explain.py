@@ -13,7 +13,8 @@ def explain(run: RunFolder, as_json: AsJson = False) -> None:
     """Say where a run's time goes: use and communication of each device, and what cost most.
 
     Reads the step that evener train --profile-step N profiled: kernels or operators, messages and waits. A
-    run without one is explained by its trace: actions as the run timed them, not what is inside of them.
+    run without one is explained by its trace, one that was stopped by the records of its steps: actions as
+    the run timed them, not what is inside of them.
     """
     told = explanation(run, read_run(run))
     stream = sys.stderr if as_json else sys.stdout

@@ -1,13 +1,14 @@
-"""Where a run's time goes, as sentences and a table: from a profiled step, else from the trace."""
+"""Where a run's time goes, as sentences and a table: from a profiled step, the trace, or its records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from evener.core.trace import Cause, Trace
+from evener.core.records import StepRecord
+from evener.core.trace import CAUSES, Cause, Trace
 from evener.core.words import counted
 from evener.errors import UsageError
 from evener.report.page.files import RunFiles
@@ -23,6 +24,8 @@ TRAVEL: tuple[Cause, ...] = ("reduce", "transfer", "wait")
 
 INSIDE, BETWEEN = "REDUCE_GRAD inside groups", "REDUCE_GRAD between groups"
 """How a measured trace names the two parts of a sum over groups that nothing hid."""
+
+_WAITS = "waits count as communication; for kernels and operators: evener train --profile-step N"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class Explanation:
 def explanation(path: str | Path, run: RunFiles) -> Explanation:
     """The explanation of the run in the folder at `path`, read as `run`.
 
-    Raises FileError for a profile that cannot be read, UsageError where there is neither profile nor trace.
+    Raises FileError for a profile that cannot be read, UsageError where there is no step at all.
     """
     raw = Folder(path).read("profiled-step.json")
     notes = list(run.problems)
@@ -90,11 +93,14 @@ def explanation(path: str | Path, run: RunFiles) -> Explanation:
         uses = traced(run.traces[0])
         steps = len({s.step for s in run.traces[0].spans if s.step >= 0})
         source = f"mean of {counted(steps, 'step')} of trace.json, {run.traces[0].source}"
-        notes.append("waits count as communication; for kernels and operators: evener train --profile-step N")
+        notes.append(_WAITS)
+    elif uses := recorded(run.records):
+        source = f"mean of {counted(len(run.records), 'step')} of metrics.jsonl, measured"
+        notes += [_WAITS, "the run has no trace.json: it goes on, was stopped, or failed"]
     else:
         raise UsageError(
-            f"{run.name} holds neither profiled-step.json nor trace.json",
-            remedy="a run that has ended; evener train --profile-step N for kernels and operators",
+            f"{run.name} holds no step: neither profiled-step.json, trace.json nor a record in metrics.jsonl",
+            remedy="a run that has taken a step; evener train --profile-step N for kernels and operators",
         )
     report = report_of(run)
     return Explanation(
@@ -120,23 +126,41 @@ def traced(trace: Trace) -> tuple[Use, ...]:
     steps: dict[str, set[int]] = {}
     for s in taken.spans:
         steps.setdefault(s.device, set()).add(s.step)
+    seconds = {device: taken.seconds_by_cause(device) for device in steps}
+    return tuple(
+        _use_of(device, seconds[device], sum(seconds[device].values()), len(numbers))
+        for device, numbers in steps.items()
+        if sum(seconds[device].values()) > 0
+    )
+
+
+def recorded(records: Sequence[StepRecord]) -> tuple[Use, ...]:
+    """The same from what a run wrote down after each step, for one that left no trace.
+
+    Example: steps of 1 s and 3 s, of which a device computed 0.9 and 2.7: 2 s a step, busy 0.9.
+    """
+    held: dict[str, list[StepRecord]] = {}
+    for r in records:
+        for device in r.seconds:
+            held.setdefault(device, []).append(r)
     uses = []
-    for device, numbers in steps.items():
-        seconds = taken.seconds_by_cause(device)
-        whole = sum(seconds.values())
-        if whole > 0:
-            travel = sum(seconds[c] for c in TRAVEL) / whole
-            uses.append(
-                Use(
-                    device=device,
-                    step_s=whole / len(numbers),
-                    busy=(seconds["compute"] + seconds["optimizer"]) / whole,
-                    communication=travel,
-                    exposed=travel,
-                    operators=(),
-                )
-            )
+    for device, steps in held.items():
+        seconds: dict[str, float] = {c: sum(r.seconds[device].get(c, 0.0) for r in steps) for c in CAUSES}
+        uses.append(_use_of(device, seconds, sum(r.step_s for r in steps), len(steps)))
     return tuple(uses)
+
+
+def _use_of(device: str, seconds: Mapping[str, float], whole_s: float, steps: int) -> Use:
+    """The use of `device` in `steps` steps of together `whole_s` seconds."""
+    travel = sum(seconds[c] for c in TRAVEL) / whole_s
+    return Use(
+        device=device,
+        step_s=whole_s / steps,
+        busy=(seconds["compute"] + seconds["optimizer"]) / whole_s,
+        communication=travel,
+        exposed=travel,
+        operators=(),
+    )
 
 
 def exposed_by_group(trace: Trace) -> tuple[str, ...]:

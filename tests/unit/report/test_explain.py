@@ -6,9 +6,10 @@ import pytest
 
 from evener.cli import main as cli
 from evener.core.files import write_bytes
+from evener.core.records import StepRecord
 from evener.core.trace import Span, Trace
 from evener.errors import UsageError
-from evener.report.explain import BETWEEN, INSIDE, explanation, exposed_by_group
+from evener.report.explain import BETWEEN, INSIDE, explanation, exposed_by_group, recorded
 from evener.report.page.files import read_run
 from evener.report.profiled import merged
 from tests.unit.report.page.runs import run_folder
@@ -34,9 +35,29 @@ def test_without_a_profile_the_trace_tells(tmp_path) -> None:
     assert used.communication == used.exposed == pytest.approx(0.1 / 1.2)
 
 
-def test_a_run_with_neither_says_what_would_work(tmp_path) -> None:
+def test_a_run_that_was_stopped_is_explained_by_its_steps(tmp_path) -> None:
+    """Ctrl-C leaves no trace and no report: it was said that such a run holds nothing."""
     path = run_folder(tmp_path / "run", finished=False)
-    with pytest.raises(UsageError, match="neither profiled-step"):
+    found = explanation(path, read_run(path))
+    assert "of metrics.jsonl, measured" in found.source and "was stopped" in found.text()
+    assert found.uses[0].device == "lab/a" and 0 < found.uses[0].busy < 1
+    assert any("lost in a typical step" in s for s in found.sentences)
+
+
+def test_steps_count_by_their_seconds() -> None:
+    """Worked by hand: 1 s and 3 s, 3.6 s of the 4 computed, 0.2 waited; the rest is overhead."""
+    records = [
+        StepRecord(step=n, samples=4, step_s=s, seconds={"a/0": {"compute": 0.9 * s, "wait": 0.05 * s}})
+        for n, s in enumerate((1.0, 3.0))
+    ]
+    (used,) = recorded(records)
+    assert (used.step_s, used.busy, used.exposed) == pytest.approx((2.0, 0.9, 0.05))
+
+
+def test_a_run_without_a_step_says_what_would_work(tmp_path) -> None:
+    path = run_folder(tmp_path / "run", finished=False)
+    (path / "metrics.jsonl").unlink()
+    with pytest.raises(UsageError, match="holds no step"):
         explanation(path, read_run(path))
 
 

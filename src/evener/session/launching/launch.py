@@ -226,7 +226,7 @@ def _save_first(store: dist.Store, processes: list, lookout: Lookout) -> None:
 def _again(request: Request) -> str:
     """How to go on after this job has ended."""
     if request.checkpoint:
-        return "--resume latest goes on from the newest checkpoint"
+        return "--resume latest goes on from the newest checkpoint, or begins again where there is none yet"
     return "start again; with --checkpoint-every, --resume latest would go on from the newest checkpoint"
 
 
