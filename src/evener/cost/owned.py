@@ -7,6 +7,8 @@ parameters   ⇢F ⇢B→ ⇢F ⇢B→                                 │ owner
 ⇢  a unit's parameters come from their owners while the unit before computes; what every device keeps whole
    comes once, during the first forward
 →  a unit's gradients go to their owners while the next units compute
+
+An accelerator's way to its host and back is in `owned_copies`.
 """
 
 import itertools
@@ -19,6 +21,7 @@ import numpy as np
 from evener.core.ownership import Handover, check_owners, handover
 from evener.core.plan import Plan
 from evener.cost.model import CostModel
+from evener.cost.owned_copies import Copies, copies_of
 from evener.cost.owned_memory import Owners, owners_of
 from evener.cost.reduce import Holder, reduction_ends
 
@@ -64,6 +67,13 @@ class _Step:
         self.owners: Owners = owners_of(model.profile, model.bytes, plan)
         self.sizes = [p.micro_batch_sizes for p in plan.pipelines]
         self._works: dict[tuple[str, int], Work] = {}
+        is_owned = self.owners.level >= 1
+        self.copies: dict[str, Copies] = copies_of(
+            model.fleet,
+            {d: self.owners.parts[d] for d in self.devices},
+            np.where(is_owned, self.owners.once, 0.0),
+            np.where(is_owned, self.owners.gradients, 0.0),
+        )
 
     def work(self, device: int, size: int) -> Work:
         """Seconds by layer of a micro-batch of `size` samples."""
@@ -91,12 +101,13 @@ class _Step:
         return (step.overhead_s if step else 0.0) + self.model.trainer.step_s
 
     def update_s(self, device: int) -> float:
-        """The owner's step: its part of what the optimiser takes for the whole model."""
+        """The owner's step: its part of what the optimiser takes for the whole model, and its copies."""
         step = self.model.step(self._kind(device))
         whole = step.update_s if step else float(self.model.layers(self._kind(device)).update_s.sum())
         owners = self.owners
         held = np.where(owners.level >= 1, owners.parts[self.devices[device]], 1.0) * owners.once
-        return whole * float(held.sum()) / max(float(owners.once.sum()), 1.0)
+        moves_s = whole * float(held.sum()) / max(float(owners.once.sum()), 1.0)
+        return moves_s + self.copies[self.devices[device]].step_s
 
     @cached_property
     def _handovers(self) -> dict[tuple[tuple[float, ...], bool], Handover]:
@@ -116,7 +127,7 @@ class _Step:
 
     def _played(self) -> "_Played":
         owners = self.owners
-        kept = np.where((owners.level >= 1) & (owners.level < 3), owners.once, 0.0)
+        copies = [self.copies[d] for d in self.devices]
         return _Play(
             rounds=[
                 [self._by_unit(self.work(d, s[r] if r < len(s) else 0)) for d, s in enumerate(self.sizes)]
@@ -124,16 +135,27 @@ class _Step:
             ],
             rounds_of=np.array([len(s) for s in self.sizes]),
             begin_s=np.array([self.overhead_s(d) for d in range(len(self.devices))]),
-            arrive_s=np.cumsum(self._unit_seconds(kept, adds=False)) * (kept > 0),
-            gather_s=self._unit_seconds(owners.gathers, adds=False),
-            stays=owners.stays,
-            scatter_s=np.array(
-                [
-                    self._handover_s(u, float(b), adds=True) if owners.level[u] >= 2 else 0.0
-                    for u, b in enumerate(owners.gradients)
-                ]
+            ways=_Ways(
+                arrive_s=self._arrive_s(),
+                gather_s=self._unit_seconds(owners.gathers, adds=False),
+                scatter_s=self._unit_seconds(np.where(owners.level >= 2, owners.gradients, 0.0), adds=True),
+                into_s=np.array([c.into for c in copies]),
+                out_s=np.array([c.out for c in copies]),
             ),
+            stays=owners.stays,
         ).run()
+
+    def _arrive_s(self) -> np.ndarray:
+        """When each unit that is kept whole is there, from the end of the slowest owner's step on."""
+        owners = self.owners
+        kept = np.where((owners.level >= 1) & (owners.level < 3), owners.once, 0.0)
+        updates = np.array([self.update_s(d) for d in range(len(self.devices))])
+        left = updates[:, None] - np.array([self.copies[d].left_s for d in self.devices]) - updates.max()
+        there_s, found = -np.inf, np.zeros(len(kept))
+        for k, takes_s in enumerate(self._unit_seconds(kept, adds=False)):
+            if kept[k]:
+                there_s = found[k] = max(there_s, float(left[:, k].max())) + takes_s
+        return found
 
     def _unit_seconds(self, num_bytes: np.ndarray, *, adds: bool) -> np.ndarray:
         return np.array([self._handover_s(u, float(b), adds=adds) for u, b in enumerate(num_bytes)])
@@ -144,6 +166,8 @@ class _Step:
     def cost(self) -> OwnedCost:
         """Everything."""
         played = self._played()
+        whole_s = self._whole_out_s()
+        played.ends_s[:] += whole_s.sum(axis=1)
         compute_end = float(played.ends_s.max())
         summed = max(compute_end, self._summed_s(played), float(played.wire_s.max()))
         updates = [self.update_s(d) for d in range(len(self.devices))]
@@ -155,6 +179,8 @@ class _Step:
                 (max(f - own_f, 0.0), max(b - own_b, 0.0))
                 for (own_f, own_b), (f, b) in zip(alone, (row[d] for row in played.both_s), strict=False)
             ]
+            if waits:
+                waits[-1] = waits[-1][0], waits[-1][1] + float(whole_s[d].sum())
             reading = sum(self.input_s(d, size) for size in self.sizes[d])
             told = {
                 "compute": sum(f + b for f, b in alone) - reading,
@@ -178,6 +204,23 @@ class _Step:
             gather_s=gathers,
         )
 
+    def _whole_out_s(self) -> np.ndarray:
+        """By device and unit, copies of gradients that leave once, in the last backward."""
+        once = self.owners.level == 1
+        return np.array(
+            [
+                np.where(once & bool(self.sizes[d]), self.copies[n].out, 0.0)
+                for d, n in enumerate(self.devices)
+            ]
+        )
+
+    def _last_backward_s(self, device: int) -> np.ndarray:
+        """By layer, the last backward with its copies, each at the first layer of its unit."""
+        sizes = self.sizes[device]
+        found = self.work(device, sizes[-1] if sizes else 0)[1].copy()
+        found[self.owners.starts] += self._whole_out_s()[device]
+        return found
+
     def _summed_s(self, played: "_Played") -> float:
         """When gradients that all devices keep whole are summed: in buckets, during last backwards."""
         if (self.owners.level >= 2).all():
@@ -187,7 +230,7 @@ class _Step:
                 device=name,
                 span=(0, self.model.bytes.num_layers),
                 end_s=float(played.ends_s[d]),
-                backward_s=self.work(d, self.sizes[d][-1] if self.sizes[d] else 0)[1],
+                backward_s=self._last_backward_s(d),
             )
             for d, name in enumerate(self.devices)
         ]
@@ -208,6 +251,19 @@ class _Played:
     both_s: list[list[tuple[float, float]]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Ways:
+    """Seconds by unit: until what is kept whole came, of gathers and of gradients to owners; and copies of
+    values into each device and of gradients out of it, by device and unit.
+    """
+
+    arrive_s: np.ndarray
+    gather_s: np.ndarray
+    scatter_s: np.ndarray
+    into_s: np.ndarray
+    out_s: np.ndarray
+
+
 class _Play:
     """Rounds of micro-batches; each device pulls one thing after another and sends one after another.
 
@@ -222,19 +278,16 @@ class _Play:
         rounds: Sequence[Sequence[Work]],
         rounds_of: np.ndarray,
         begin_s: np.ndarray,
-        arrive_s: np.ndarray,
-        gather_s: np.ndarray,
+        ways: _Ways,
         stays: np.ndarray,
-        scatter_s: np.ndarray,
     ) -> None:
-        self._rounds, self._rounds_of = rounds, rounds_of
+        self._rounds, self._rounds_of, self._ways = rounds, rounds_of, ways
         self._now = begin_s.copy()
-        self._arrive_s, self._gather_s, self._scatter_s = arrive_s, gather_s, scatter_s
-        gathered = np.flatnonzero(gather_s)
+        gathered = np.flatnonzero(ways.gather_s)
         self._stays = [int(k) for k in gathered if stays[k]]
         self._comes = [int(k) for k in gathered if not stays[k]]
         self._again = [k for k in self._comes if k not in gathered[-2:]]  # in the backward
-        self._pulled = np.where(rounds_of > 0, arrive_s.max(initial=0.0), 0.0)
+        self._pulled = np.where(rounds_of > 0, ways.arrive_s.max(initial=0.0), 0.0)
         self._sent = np.zeros(len(begin_s))
 
     def run(self) -> _Played:
@@ -261,31 +314,34 @@ class _Play:
 
     def _pull(self, unit: int, at: np.ndarray) -> np.ndarray:
         """When the unit's parameters are there, asked for now by the devices of `at`."""
-        done = np.maximum(self._pulled, self._now) + self._gather_s[unit]
+        done = np.maximum(self._pulled, self._now) + self._ways.gather_s[unit]
         self._pulled = np.where(at, done, self._pulled)
         return np.where(at, done, 0.0)
 
     def _send(self, unit: int, at: np.ndarray) -> np.ndarray:
         """When the unit's gradients have left."""
-        done = np.maximum(self._sent, self._now) + self._scatter_s[unit]
+        done = np.maximum(self._sent, self._now) + self._ways.scatter_s[unit]
         self._sent = np.where(at, done, self._sent)
         return np.where(at, done, 0.0)
 
     def _forward(self, forward: np.ndarray, at: np.ndarray, *, first: bool) -> None:
         count = forward.shape[1]
-        there = [np.where(at & first, self._arrive_s[k], 0.0) for k in range(count)]
+        ways = self._ways
+        there = [np.where(at & first, ways.arrive_s[k], 0.0) for k in range(count)]
+        into = [np.where(at & (first | (k in self._comes)), ways.into_s[:, k], 0.0) for k in range(count)]
         for k in self._stays:
-            self._now = np.maximum(self._now, self._pull(k, at))
+            self._now = np.maximum(self._now, self._pull(k, at)) + np.where(at, ways.into_s[:, k], 0.0)
+            into[k] = np.zeros(len(at))
         asked = iter(self._comes)
         for k in range(count):
             for _ in range((k == 0) + (k in self._comes)):  # two are whole: k, and the one behind it
                 ahead = next(asked, None)
                 if ahead is not None:
                     there[ahead] = self._pull(ahead, at)
-            self._now = np.maximum(self._now, there[k]) + forward[:, k]
+            self._now = np.maximum(self._now, there[k]) + into[k] + forward[:, k]
 
     def _backward(self, backward: np.ndarray, at: np.ndarray) -> None:
-        count = backward.shape[1]
+        count, ways = backward.shape[1], self._ways
         nothing = np.zeros(len(self._now))
         there = dict.fromkeys(range(count), nothing)
         sent = dict.fromkeys(range(count + 2), nothing)
@@ -293,8 +349,12 @@ class _Play:
         for k in reversed(range(count)):
             if before.get(k) in self._again:
                 there[before[k]] = self._pull(before[k], at)
-            self._now = np.maximum(self._now, np.maximum(there[k], sent[k + 2])) + backward[:, k]
-            if self._scatter_s[k]:
+            self._now = np.maximum(self._now, np.maximum(there[k], sent[k + 2]))
+            if k in self._again:
+                self._now = self._now + np.where(at, ways.into_s[:, k], 0.0)
+            self._now = self._now + backward[:, k]
+            if ways.scatter_s[k]:
+                self._now = self._now + np.where(at, ways.out_s[:, k], 0.0)
                 sent[k] = self._send(k, at)
 
 

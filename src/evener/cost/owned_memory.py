@@ -99,6 +99,12 @@ class Owners:
         """Tied gradients that wait for the first of their layers."""
         return float(np.where(self.level >= 2, self.tied, 0.0).sum()) * self.scales[0]
 
+    @cached_property
+    def _collected(self) -> np.ndarray:
+        """Bytes of gradients that a device collects while each unit runs: where layers are small."""
+        small = (self.level >= 2) & (self.gradients <= self.bytes.bucket_bytes)
+        return np.where(small, self.gradients, 0.0)
+
     def _passing(self, *, computes: bool) -> float:
         """Bytes that are whole for a moment on a device that computes or only keeps its part.
 
@@ -116,13 +122,14 @@ class Owners:
     def _computing(self, samples: int) -> tuple[float, float]:
         """(activations, what passes) where memory is counted, at the layer where both are most.
 
-        Gradients pass on the host but for that of the layer whose backward runs, which is part of its work.
+        Gradients pass on the host but for that of the layer whose backward runs, which is part of its work,
+        and those of its unit where that is small.
         """
         if not samples:
             return 0.0, 0.0
         fixed, each = self.rises
         of_layer = np.searchsorted(self.starts, np.arange(len(fixed)), side="right") - 1
-        acts, passing = fixed + samples * each, self._gathered[of_layer]
+        acts, passing = fixed + samples * each, (self._gathered + self._collected)[of_layer]
         top = int((acts + passing).argmax())
         return float(acts[top]), float(passing[top])
 

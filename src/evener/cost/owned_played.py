@@ -80,5 +80,7 @@ def _peak_bytes(owners: StagedOwners, routes: Routes, device: str, row: Sequence
     if not own.counted:  # gradients on their way are whole ones
         return peak + float(model.bytes.underway(i, j) - own.underway(i, j))
     gone = owners.bytes_of(device, gradients=False)
-    computes = float(gone.peak(i, j, samples, most, recompute=route.stage.recompute))
+    sizes = [size for *_, size in owners.units(route)]
+    small = max((size for size in sizes if size <= model.bytes.bucket_bytes), default=0.0)
+    computes = float(gone.peak(i, j, samples, most, recompute=route.stage.recompute)) + small
     return max(computes, float(own.held(i, j) + own.update[last] - own.update[first]))

@@ -4,9 +4,10 @@ step      its part of the update │ overhead │ F0 F1 ..   a stage's first for
 sums      each set of holders to the owners among them, behind the last backward
 gradients, where they are in parts, leave after every backward: one that takes longer than its micro-batch
           keeps the next one waiting
+copies    of an accelerator to its host and back lengthen what they are behind, see `owned_copies`
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +18,7 @@ from evener.core.plan import HELD, Plan
 from evener.core.routes import Routes, StageRoute
 from evener.cost.memory import ModelBytes
 from evener.cost.model import CostModel
+from evener.cost.owned_copies import Copies, copies_of
 from evener.schedules.costs import Costs
 
 
@@ -112,6 +114,15 @@ class StagedOwners:
             found.append((at, to, back, num_bytes))
         return found
 
+    def copies(self, route: StageRoute) -> dict[str, Copies]:
+        """What each device of a stage copies of the units that it sends as one; nothing without any."""
+        units = self.units(route)
+        sizes = np.array([size for *_, size in units])
+        holders = dict.fromkeys(d for _, to, _, _ in units for d, _ in to.parts)
+        rows = [dict(to.parts) for _, to, _, _ in units]
+        parts = {d: np.array([row.get(d, 0.0) for row in rows]) for d in holders}
+        return copies_of(self.model.fleet, parts, sizes, sizes)
+
     @cached_property
     def _handovers(self) -> dict[tuple[tuple[tuple[str, float], ...], bool], Handover]:
         return {}
@@ -148,7 +159,12 @@ def in_stages(model: CostModel, plan: Plan, costs: Costs) -> Costs:
     """
     owners, routes = StagedOwners(model=model, plan=plan), Routes(plan)
     held = {d: layers_of(model, routes, d) for d in routes.devices}
-    updates = {d: owners.update_s(d, layers) for d, layers in held.items()}
+    copies = {route.number: owners.copies(route) for route in routes.stages}
+    updates = {
+        d: owners.update_s(d, layers)
+        + sum(copies[r.number][d].step_s for r in routes.stages if d in r.devices and copies[r.number])
+        for d, layers in held.items()
+    }
     costs = replace(
         costs,
         update_s=updates,
@@ -157,7 +173,7 @@ def in_stages(model: CostModel, plan: Plan, costs: Costs) -> Costs:
             for d, m in costs.memory.items()
         },
     )
-    return replace(costs, gather_s=_waits(owners, routes, costs))
+    return replace(costs, gather_s=_waits(owners, routes, costs, copies))
 
 
 def layers_of(model: CostModel, routes: Routes, device: str) -> list[int]:
@@ -166,8 +182,10 @@ def layers_of(model: CostModel, routes: Routes, device: str) -> list[int]:
     return sorted({i for first, last in spans for i in range(first, last)})
 
 
-def _waits(owners: StagedOwners, routes: Routes, costs: Costs) -> dict[tuple[int, str, str, int], float]:
-    """What forwards wait for values, and backwards for gradients of the one before to be gone."""
+def _waits(
+    owners: StagedOwners, routes: Routes, costs: Costs, copies: Mapping[int, Mapping[str, Copies]]
+) -> dict[tuple[int, str, str, int], float]:
+    """What forwards wait for values, backwards for gradients of the one before to be gone, and copies."""
     found: dict[tuple[int, str, str, int], float] = {}
     ready_s = 0.0  # when the stage before has done its first micro-batch, and sent it
     for route in routes.stages:
@@ -181,14 +199,18 @@ def _waits(owners: StagedOwners, routes: Routes, costs: Costs) -> dict[tuple[int
             begin_s = max(lead_s, 0.0 if route.is_first else ready_s)
             samples = routes.samples(route.number, d, numbers[0])
             forward_s = costs.action_s(route.number, d, "F", samples)
-            shown_s = _shown_s(owners, costs, route, d, begin_s, samples)
+            shown_s = _shown_s(owners, costs, route, d, begin_s, samples, copies[route.number])
             if shown_s > 0:
                 found[route.number, d, "F", numbers[0]] = shown_s
+            out_s = float(copies[route.number][d].out.sum()) if units else 0.0
+            if out_s:
+                leave = numbers if owners.keeps_gradients else numbers[-1:]
+                found |= {(route.number, d, "B", m): out_s for m in leave}
             if owners.keeps_gradients:
                 sent_s = sum(to.seconds(size) for _, to, _, size in units)
-                both_s = forward_s + costs.action_s(route.number, d, "B", samples)
+                both_s = forward_s + costs.action_s(route.number, d, "B", samples) + out_s
                 for m in numbers[1:] if sent_s > both_s else ():
-                    found[route.number, d, "B", m] = sent_s - both_s
+                    found[route.number, d, "B", m] = out_s + sent_s - both_s
             ends.append(begin_s + shown_s + forward_s)
         sends = [
             costs.wire(p.source, p.target)
@@ -203,16 +225,23 @@ def _waits(owners: StagedOwners, routes: Routes, costs: Costs) -> dict[tuple[int
 
 
 def _shown_s(
-    owners: StagedOwners, costs: Costs, route: StageRoute, device: str, begin_s: float, samples: int
+    owners: StagedOwners,
+    costs: Costs,
+    route: StageRoute,
+    device: str,
+    begin_s: float,
+    samples: int,
+    copies: Mapping[str, Copies],
 ) -> float:
     """How long a forward that begins at `begin_s` waits for values, which come unit by unit."""
     first, _ = owners.model.span(route.stage)
     forward = owners.model.layers(owners.model.fleet.device(device).kind).seconds(samples)[0]
     there_s, shown_s = 0.0, 0.0
-    for at, _, back, size in owners.units(route):
-        stepped_s = max(costs.update_s[d] for d, part in back.parts if part > 0)
-        there_s = max(there_s, stepped_s) + back.seconds(size)
+    for k, (at, _, back, size) in enumerate(owners.units(route)):
+        left_s = max(costs.update_s[d] - float(copies[d].left_s[k]) for d, part in back.parts if part > 0)
+        there_s = max(there_s, left_s) + back.seconds(size)
         shown_s = max(shown_s, there_s - begin_s - float(forward[first:at].sum()))
+        shown_s += float(copies[device].into[k])
     return shown_s
 
 

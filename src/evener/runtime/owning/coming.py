@@ -25,11 +25,12 @@ class Coming:
     def take(self) -> None:
         """Return when all values are in their places."""
         parts, self._parts = self._parts, []
-        with torch.no_grad():
-            for place, room, arriving in parts:
-                arriving.wait()
-                self._handed_in_s.append(arriving.sent_s)
-                if place is not room:
-                    place.copy_(room)
+        for _, _, arriving in parts:
+            arriving.wait()
+            self._handed_in_s.append(arriving.sent_s)
         # What one device owns all of comes from nowhere.
         self._post.reach(self._handed_in_s if parts else (), self._unit.sizes, adds=False)
+        with torch.no_grad():
+            for place, room, _ in parts:
+                if place is not room:
+                    place.copy_(room)

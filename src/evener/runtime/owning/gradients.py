@@ -4,7 +4,8 @@
     owner        own span + spans of the others, in the order of devices, by a thread of its own
 
 With the optimiser's state alone in parts, micro-batches add up in whole buffers, which leave in the last
-backward; else the buffers leave in every backward, and a device has two of them at most.
+backward; else the buffers leave in every backward, and a device has two of them at most. What an accelerator
+waits for the way of a buffer to its host is OFFLOAD in the trace.
 """
 
 from collections import deque
@@ -13,11 +14,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from evener.core.seams import Pending, Post, Wire
+from evener.core.buckets import BUCKET_BYTES
+from evener.core.seams import Pending
 from evener.errors import ModelError, ReductionMismatchError
 from evener.runtime.owning.adding import Adding, Contribution
+from evener.runtime.owning.means import Means
+from evener.runtime.owning.spreading import Told
 from evener.runtime.owning.units import Unit
-from evener.runtime.ranks import Ranks
 
 _KEYS = 251  # what is agreed on in a step's flags: small enough for any dtype
 _MOST = 2  # buffers under way, where they leave in every backward
@@ -36,16 +39,15 @@ class OwnedGradients:
         self,
         units: Sequence[Unit],
         pieces: Mapping[int, Mapping[str, tuple[nn.Parameter, int]]],
-        ranks: Ranks,
-        post: Post,
-        wire: Wire,
+        means: Means,
+        told: Told,
         *,
-        device: torch.device,
         in_rounds: bool,
     ) -> None:
-        self.ranks, self._post, self._wire = ranks, post, wire
+        ranks = self.ranks = means.ranks
+        self._post, self._wire, self._device, self._told = means.post, means.wire, means.device, told
         units = [u for u in units if any(p.requires_grad for p in u.named.values())]
-        self._units, self._pieces, self._device, self._in_rounds = units, pieces, device, in_rounds
+        self._units, self._pieces, self._in_rounds, self._now = units, pieces, in_rounds, means.now
         self._places = {
             p: (unit, i, place)
             for unit in units
@@ -57,7 +59,7 @@ class OwnedGradients:
         self._order = {p: i for i, p in enumerate(self._places)}
         self._trained = {u.number: sum(p.requires_grad for p in u.named.values()) for u in units}
         self._mine = [u for u in units if u.spans[ranks.here][1] > u.spans[ranks.here][0]]
-        self._adding = Adding(self._mine, ranks, post, TAG)
+        self._adding = Adding(self._mine, ranks, means.post, TAG)
         self._hooks = [p.register_post_accumulate_grad_hook(self._collect) for p in self._places]
         self._kept: dict[int, Tensor] = {}  # whole buffers of all micro-batches, on the device
         self._open: dict[int, Tensor] = {}  # buffers being filled, by unit
@@ -213,14 +215,18 @@ class OwnedGradients:
                 self._launch(unit)
 
     def _buffer(self, unit: Unit) -> Tensor:
-        """Where gradients of `unit` are collected: in rounds on the host, else where the device has them."""
+        """Where gradients of `unit` are collected: where the device has them, to go to its host as one.
+
+        In rounds a unit of one large layer is collected on the host: its memory is what is to be spared.
+        """
         found = self._open.get(unit.number)
         if found is not None:
             return found
         self._filled.setdefault(unit.number, set())
         if self._in_rounds:
             self._make_room()
-            found = torch.empty(unit.count, dtype=unit.dtype)
+            on = self._device if unit.num_bytes <= BUCKET_BYTES else None
+            found = torch.empty(unit.count, dtype=unit.dtype, device=on)
         else:
             found = self._kept.get(unit.number)
             if found is None:
@@ -257,7 +263,7 @@ class OwnedGradients:
         here = self.ranks.here
         first, last = unit.spans[here]
         leaving = _Leaving(unit.number, self._round)
-        values = buffer.to("cpu") if buffer.device.type != "cpu" else buffer
+        values = buffer if buffer.device.type == "cpu" else self._on_host(unit, buffer)
         handed_in_s = self._post.now()
         if first < last:
             leaving.own = self._adding.put(unit.number, values[first:last], handed_in_s)
@@ -266,6 +272,14 @@ class OwnedGradients:
                 a, b = unit.spans[owner]
                 leaving.sends.append(self._post.send(values[a:b], owner, TAG + unit.number))
         self._under_way.append(leaving)
+
+    def _on_host(self, unit: Unit, buffer: Tensor) -> Tensor:
+        """The values of an accelerator's buffer; the copy would wait for what is queued there in any case."""
+        torch.accelerator.current_stream(self._device).synchronize()
+        since = self._now()
+        values = buffer.to("cpu")
+        self._told(f"OFFLOAD{unit.number}", since)
+        return values
 
     def _at_home(self, unit: Unit, whole: Tensor) -> Tensor:
         """The sums where the device has them, over what it kept of its own where that is there."""

@@ -198,10 +198,12 @@ class Owned:
         return OwnedGradients(
             units,
             {u.number: {x.name: (x.values, at) for x, at in self._placed(u)} for u in units},
-            Ranks(segment.devices, self.ranks.here),
-            self.means.post,
-            self.stages.wires[segment.devices],
-            device=self.means.device,
+            replace(
+                self.means,
+                ranks=Ranks(segment.devices, self.ranks.here),
+                wire=self.stages.wires[segment.devices],
+            ),
+            self._waited,
             in_rounds=self.held != "optimizer",
         )
 

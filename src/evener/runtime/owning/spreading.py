@@ -58,9 +58,9 @@ class Spreading:
         for unit, flat in zip(self._units, self._flat, strict=True):
             first, last = unit.spans[here]
             self._post.now()
-            if first < last:
+            others = [d for d in unit.spans if d != here]
+            if first < last and others:
                 own = flat[first:last] if cpu else flat[first:last].to("cpu")
-                others = [d for d in unit.spans if d != here]
                 self._sends += [self._post.send(own, d, TAG + unit.number) for d in others]
             self._coming[unit.number] = Coming(unit, flat, here, self._post)
 
