@@ -36,7 +36,7 @@ from evener.runtime.tables.layer import place_table, table_layers
 from evener.runtime.tables.optimizers import TableAdam, TableOptimizer, TableSGD
 from evener.runtime.tables.transfers import Lanes, Outgoing
 from evener.runtime.wire import SoloWire
-from evener.session.layout.tables import JobTables
+from evener.session.layout.job_tables import JobTables
 from evener.session.site import open_site
 
 Kind = Literal["asked for", "ahead", "no time"]

@@ -27,7 +27,7 @@ from evener.runtime.tables.table import Part
 from evener.runtime.tables.tiered import TieredRows
 from evener.runtime.wire import SoloWire
 from evener.session.exactness.verify import verify
-from evener.session.layout.tables import JobTables
+from evener.session.layout.job_tables import JobTables
 from evener.session.request import Request
 from tests.local import tables as cases
 from tests.local.device.opening import card_of

@@ -23,12 +23,12 @@ from evener.runtime.ranks import Ranks
 from evener.runtime.reducers import reducers_for
 from evener.runtime.segments import segments_of
 from evener.session.layout.fewer import Apart, open_apart
+from evener.session.layout.job_tables import JobTables, open_tables
 from evener.session.layout.owning import open_owned, told
 from evener.session.layout.residences import homes_of, housed, state_on_disk
 from evener.session.layout.scopes import Connect
 from evener.session.layout.seat import Seat
 from evener.session.layout.sums import gradient_wires
-from evener.session.layout.tables import JobTables, open_tables
 from evener.session.meeting import Meeting
 from evener.session.recipe import Recipe
 from evener.session.site import Site

@@ -8,7 +8,8 @@ from evener.core.fleet import Device, Fleet
 from evener.core.plan import TablePlacement
 from evener.errors import NoPlanFitsError
 from evener.runtime.tables.layer import place_table
-from evener.session.layout.tables import TIERED, check_room
+from evener.session.layout.job_tables import check_room
+from evener.session.layout.tables import TIERED
 
 ROWS, ROW_BYTES = 1000, 64 * 4
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Totals
-from evener.session.layout.tables import JobTables
+from evener.session.layout.job_tables import JobTables
 from evener.session.loop.heldout import Heldout, evaluate_heldout, mean_of
 
 TOTALS = Totals(
