@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Stage
 from evener.report.metrics import read_metrics
 from evener.session.checkpoints.save_rule import Keep, Rule
 from evener.session.request import Request
 from tests.local.plans import stage
+from tests.local.runs import run_of
 
 A, B, C, D = "lab/a", "lab/b", "lab/c", "lab/d"
 SCRIPT = '''
@@ -100,21 +100,17 @@ def request_for(
 ) -> Request:
     """A run of the job under `plan` in `folder`, which is made."""
     folder.mkdir(exist_ok=True)
-    script = folder / "job.py"
     text = SCRIPT.replace("{options}", options).replace("{optimizer}", optimizer)
     text = (
         text.replace("{data}", data)
         .replace("{norm}", norm)
         .replace("{dropout}", 'dropout="split-free",' if split_free else "")
     )
-    script.write_text(text, encoding="utf-8")
-    return Request(
-        fleet=Fleet(devices=tuple(Device(name=n, kind="cpu", threads=1) for n in sorted(plan.devices))),
-        script=str(script),
-        run_dir=str(folder),
-        plan=plan,
+    return run_of(
+        folder,
+        text,
+        plan,
         steps=steps,
-        quiet=True,
         checkpoint=Rule(steps=every, keep=Keep(last=keep)) if every else None,
         resume=str(resume) if resume else None,
         **wishes,

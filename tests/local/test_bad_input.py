@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from evener import errors
-from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.session.launching.launch import launch
 from evener.session.request import Request
+from tests.local.runs import cpus, run_of
 
 DEVICES = ("lab/a", "lab/b")
 SCRIPT = """
@@ -70,17 +70,9 @@ def request_for(
     **code: str,
 ):
     parts = dict.fromkeys(("in_data", "in_forward", "in_loss", "in_recipe"), "pass") | code
-    script = folder / "job.py"
-    script.write_text(SCRIPT.format(workers=workers, **parts), encoding="utf-8")
-    return Request(
-        fleet=Fleet(devices=tuple(Device(name=n, kind="cpu", threads=1) for n in DEVICES)),
-        script=str(script),
-        run_dir=str(folder),
-        plan=plan or plan_for(),
-        steps=steps,
-        elastic=elastic,
-        quiet=True,
-    )
+    text = SCRIPT.format(workers=workers, **parts)
+    fleet = cpus(DEVICES)
+    return run_of(folder, text, plan or plan_for(), steps=steps, elastic=elastic, fleet=fleet)
 
 
 def error_of(request: Request) -> errors.EvenerError:

@@ -14,7 +14,6 @@ from torch import nn
 
 from evener.cli.verify import verdict_of
 from evener.core.fewer import Fewer, fewer_in
-from evener.core.fleet import Device, Fleet
 from evener.core.order import epoch_order, global_batch_at
 from evener.core.plan import Pipeline, Plan, Reduction, Share, Stage
 from evener.core.split import apportion
@@ -26,6 +25,7 @@ from evener.session.exactness.verify import verify
 from evener.session.journal import Outcome
 from evener.session.launching.launch import launch
 from evener.session.request import Request
+from tests.local.runs import cpus, run_of
 from tests.reference import relative_error
 
 A, B, C = "h1/a", "h1/b", "h2/c"
@@ -71,20 +71,9 @@ def plan_with(fewer: Fewer | None, shares: dict[str, int] = SHARES, times: int =
 def request_for(
     folder: Path, plan: Plan, steps: int, *, optimizer: str = SGD, options: str = "", change: str = "", **more
 ) -> Request:
-    script = folder / "job.py"
     text = SCRIPT.replace("{optimizer}", optimizer).replace("{options}", options).replace("{change}", change)
-    script.write_text(text, encoding="utf-8")
-    return Request(
-        fleet=Fleet(devices=tuple(Device(name=n, kind="cpu", threads=1) for n in (A, B, C))),
-        script=str(script),
-        run_dir=str(folder),
-        plan=plan,
-        steps=steps,
-        quiet=True,
-        dtype="float64",
-        preflight=False,  # all of these hosts are this one
-        **more,
-    )
+    more |= {"dtype": "float64", "preflight": False}  # all of these hosts are this one
+    return run_of(folder, text, plan, steps=steps, fleet=cpus((A, B, C)), **more)
 
 
 def trained(request: Request) -> tuple[Outcome, list[torch.Tensor]]:

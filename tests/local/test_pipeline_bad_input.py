@@ -11,10 +11,10 @@ import pytest
 
 from evener import errors
 from evener.core.files import decode, encode
-from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.session.launching.launch import launch
 from evener.session.request import Request
+from tests.local.runs import cpus, run_of
 from tests.local.test_bad_input import error_of
 
 DEVICES = ("lab/a", "lab/b", "lab/c")
@@ -70,20 +70,10 @@ def request_for(
     folder: Path, plan: Plan = THREE, steps: int = 3, *, elastic: bool = True, **code: str
 ) -> Request:
     parts = dict.fromkeys(("in_data", "in_middle", "in_forward"), "pass") | code
-    script = folder / "job.py"
     text = SCRIPT
     for name, value in parts.items():
         text = text.replace("{" + name + "}", value)
-    script.write_text(text, encoding="utf-8")
-    return Request(
-        fleet=Fleet(devices=tuple(Device(name=n, kind="cpu", threads=1) for n in plan.devices)),
-        script=str(script),
-        run_dir=str(folder),
-        plan=plan,
-        steps=steps,
-        elastic=elastic,
-        quiet=True,
-    )
+    return run_of(folder, text, plan, steps=steps, elastic=elastic, fleet=cpus(plan.devices))
 
 
 def test_a_pipeline_that_is_right_ends_well(tmp_path: Path) -> None:

@@ -9,16 +9,15 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import default_collate
 
-from evener.core.fleet import Device, Fleet
 from evener.core.plan import Plan
 from evener.runtime.cutting import cut, layer_names
 from evener.session.checkpoints.tensors import PARAMETER_FILE, first_gradients
-from evener.session.exactness.verify import Exactness, verify
 from evener.session.launching.launch import launch
 from evener.session.recipe import load_recipe
 from evener.session.request import Request
 from tests.local import plans
 from tests.local.plans import stage
+from tests.local.runs import run_of, verified
 
 A, B, C = "lab/a", "lab/b", "lab/c"
 plan_of = partial(plans.plan_of, schedule="1f1b")
@@ -65,24 +64,8 @@ TIED = (
 
 
 def request_for(folder: Path, recipe: str, plan: Plan, steps: int = 5) -> Request:
-    script = folder / "job.py"
-    batch = f"global_batch={plan.global_batch}"
-    script.write_text(SCRIPT.replace("{recipe}", f"{recipe}, {batch}"), encoding="utf-8")
-    return Request(
-        fleet=Fleet(devices=tuple(Device(name=n, kind="cpu", threads=1) for n in sorted(plan.devices))),
-        script=str(script),
-        run_dir=str(folder),
-        plan=plan,
-        steps=steps,
-        quiet=True,
-    )
-
-
-def verified(folder: Path, recipe: str, plan: Plan, steps: int = 5) -> Exactness:
-    result = verify(request_for(folder, recipe, plan, steps))
-    assert result is not None
-    assert result.exact, result
-    return result
+    text = SCRIPT.replace("{recipe}", f"{recipe}, global_batch={plan.global_batch}")
+    return run_of(folder, text, plan, steps=steps)
 
 
 def norms_by_device(folder: Path) -> list[float]:
@@ -91,7 +74,7 @@ def norms_by_device(folder: Path) -> list[float]:
 
 
 def test_k9_one_clip_norm_over_the_owners_of_both_layers(tmp_path: Path) -> None:
-    verified(tmp_path, SMALL, plan_of((8, (stage("0 1", (A, 4)), stage("2", (B, 4))))))
+    verified(request_for(tmp_path, SMALL, plan_of((8, (stage("0 1", (A, 4)), stage("2", (B, 4)))))))
     first, second = norms_by_device(tmp_path / "float64")
     # Before clipping 2.715 and 5.068, together 5.750; clipped each by its own norm both would be 1.
     assert (first, second) == (pytest.approx(2.715 / 5.750, abs=1e-3), pytest.approx(5.068 / 5.750, abs=1e-3))
@@ -101,14 +84,15 @@ def test_k9_one_clip_norm_over_the_owners_of_both_layers(tmp_path: Path) -> None
 def test_k9_replicated_parameters_count_once_in_the_norm(tmp_path: Path) -> None:
     """Three devices, two pipelines cut differently, a shared stage: 0 on a and c, 2 on all three."""
     whole = (stage("0 1 2", (C, 2)),)
-    verified(tmp_path, SMALL, plan_of((5, (stage("0", (A, 3)), stage("1 2", (A, 1), (B, 2)))), (3, whole)))
+    plan = plan_of((5, (stage("0", (A, 3)), stage("1 2", (A, 1), (B, 2)))), (3, whole))
+    verified(request_for(tmp_path, SMALL, plan))
     a, b, c = first_gradients(tmp_path / "float64")
     assert set(b) == {"2.weight", "2.bias"} and set(a) == set(c) == {"0.weight", "0.bias", *b}
     assert norms_by_device(tmp_path / "float64")[2] == pytest.approx(1.0, rel=1e-5)
 
 
 def test_k9_tied_parameters_count_once_in_the_norm(tmp_path: Path) -> None:
-    verified(tmp_path, TIED, plan_of((6, (stage("embed", (A, 2)), stage("head", (B, 2))))))
+    verified(request_for(tmp_path, TIED, plan_of((6, (stage("embed", (A, 2)), stage("head", (B, 2)))))))
     assert norms_by_device(tmp_path / "float64") == [pytest.approx(1.0, rel=1e-5)] * 2
 
 
@@ -126,7 +110,8 @@ def test_k9_tied_parameters_count_once_in_the_norm(tmp_path: Path) -> None:
 def test_k10_uneven_micro_batches_and_then_a_smaller_batch(tmp_path: Path, loss: str, schedule: str) -> None:
     """Cut 4+1 blocks; 8 samples as 3+3+2, then the epoch's last 6 as 3+3."""
     cut_4_1 = (stage("0 1 2 3 4 5 6 7", (A, 3)), stage("8", (B, 3)))
-    result = verified(tmp_path, f"model=blocks(), {loss}", plan_of((8, cut_4_1), schedule=schedule), steps=4)
+    plan = plan_of((8, cut_4_1), schedule=schedule)
+    result = verified(request_for(tmp_path, f"model=blocks(), {loss}", plan, steps=4))
     assert result.plan.pipelines[0].micro_batch_sizes == (3, 3, 2)
 
 
@@ -145,7 +130,7 @@ def test_k10_the_stages_together_are_the_model(num_layers: int, num_stages: int)
 
 def test_k11_an_embedding_tied_to_a_head_two_stages_away_stays_tied(tmp_path: Path) -> None:
     plan = plan_of((6, (stage("embed", (A, 2)), stage("head", (B, 2)))))
-    verified(tmp_path, TIED, plan)
+    verified(request_for(tmp_path, TIED, plan))
     for seen in first_gradients(tmp_path / "float64"):
         assert list(seen) == ["embed.weight"], "one parameter, whoever holds it"
     outcome = launch(request_for(tmp_path, TIED, plan))
@@ -162,7 +147,7 @@ def test_k11_an_embedding_tied_to_a_head_two_stages_away_stays_tied(tmp_path: Pa
 
 def test_k11_tied_across_pipelines_of_other_cuts(tmp_path: Path) -> None:
     plan = plan_of((4, (stage("embed", (A, 2)), stage("head", (B, 2)))), (2, (stage("embed head", (C, 1)),)))
-    verified(tmp_path, TIED, plan)
+    verified(request_for(tmp_path, TIED, plan))
 
 
 def test_held_out_samples_go_through_the_same_plan_in_evaluation_mode(tmp_path: Path) -> None:

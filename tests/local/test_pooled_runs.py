@@ -6,14 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from evener.core.files import read
-from evener.core.fleet import Device, Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.errors import ScheduleError, UsageError
-from evener.session.exactness.verify import Exactness, verify
 from evener.session.launching.launch import launch
 from evener.session.request import Request
 from tests.local.plans import plan_of, stage
+from tests.local.runs import run_of, verified
 
 A, B, C = "lab/a", "lab/b", "lab/c"
 SCRIPT = """
@@ -54,24 +53,8 @@ HYBRID = plan_of((5, CUT), (3, (stage("0 1 2 3 4", (C, 2)),)))
 
 
 def request_for(folder: Path, plan: Plan, options: str = BOTH, *, full: int = 0, steps: int = 3) -> Request:
-    script = folder / "job.py"
     text = SCRIPT.replace("{full}", str(full)).replace("{options}", options)
-    script.write_text(text, encoding="utf-8")
-    return Request(
-        fleet=Fleet(devices=tuple(Device(name=n, kind="cpu", threads=1) for n in sorted(plan.devices))),
-        script=str(script),
-        run_dir=str(folder),
-        plan=plan,
-        steps=steps,
-        quiet=True,
-    )
-
-
-def verified(request: Request) -> Exactness:
-    result = verify(request)
-    assert result is not None
-    assert result.exact, result
-    return result
+    return run_of(folder, text, plan, steps=steps)
 
 
 @pytest.mark.parametrize("plan", [SIDE_BY_SIDE, HYBRID], ids=["side by side", "hybrid"])

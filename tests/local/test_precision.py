@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from evener.cli.verify import verdict_of
-from evener.core.fleet import Device, Fleet
 from evener.core.order import epoch_order
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.report.metrics import read_metrics
@@ -15,6 +14,7 @@ from evener.session.checkpoints.tensors import first_gradients
 from evener.session.exactness.verify import verify
 from evener.session.launching.launch import launch
 from evener.session.request import Request
+from tests.local.runs import run_of
 
 A, B = "lab/a", "lab/b"
 SCRIPT = """
@@ -61,16 +61,7 @@ def side_by_side(first: str | None, second: str | None) -> Plan:
 
 
 def request_for(folder: Path, plan: Plan, steps: int, factor: float = 1.0) -> Request:
-    script = folder / "job.py"
-    script.write_text(SCRIPT.replace("FACTOR", str(factor)), encoding="utf-8")
-    return Request(
-        fleet=Fleet(devices=tuple(Device(name=n, kind="cpu", threads=1) for n in (A, B))),
-        script=str(script),
-        run_dir=str(folder),
-        plan=plan,
-        steps=steps,
-        quiet=True,
-    )
+    return run_of(folder, SCRIPT.replace("FACTOR", str(factor)), plan, steps=steps)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan
 from evener.errors import FileError
 from evener.session.checkpoints.tensors import PARAMETER_FILE
@@ -17,6 +16,7 @@ from evener.session.launching.launch import launch
 from evener.session.recipe import Recipe, load_recipe
 from evener.session.request import Request
 from tests.local.plans import stage
+from tests.local.runs import run_of
 
 A, B, C = "lab/a", "lab/b", "lab/c"
 SCRIPT = """
@@ -67,16 +67,7 @@ ALONE = Plan(
 
 
 def request_for(folder: Path, plan: Plan, steps: int) -> Request:
-    script = folder / "job.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    return Request(
-        fleet=Fleet(devices=tuple(Device(name=n, kind="cpu", threads=1) for n in sorted(plan.devices))),
-        script=str(script),
-        run_dir=str(folder),
-        plan=plan,
-        steps=steps,
-        quiet=True,
-    )
+    return run_of(folder, SCRIPT, plan, steps=steps)
 
 
 def plain_evaluation(recipe: Recipe) -> tuple[float, float]:
