@@ -1,7 +1,9 @@
 """Hosts made of network namespaces: bridges as switches, shaped links, dead ones. Needs root and iproute2."""
 
+import ctypes
 import multiprocessing as mp
 import os
+import signal
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -13,6 +15,7 @@ from evener.rehearsal.namespaces import Namespaces, command, enter, missing, tbf
 
 needs_root = pytest.mark.skipif(bool(missing()), reason=f"network namespaces need {missing()}")
 MIDDLE = "switches"
+_PR_SET_PDEATHSIG = 1
 
 
 class Network:
@@ -121,6 +124,8 @@ class Running:
 def _on_host(
     end: Connection, place: str, what: Callable[..., object], args: tuple, environment: dict
 ) -> None:
+    # Ends with the server of processes, which ends with the one that asked for it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     enter(place)
     os.environ.update(environment)
     out, err, code = StringIO(), StringIO(), 0
