@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from evener.cli.options import AsJson, RunFolder
-from evener.core.words import in_bytes
+from evener.core.words import counted, in_bytes
 
 
 def checkpoints(
@@ -103,7 +103,8 @@ def _table(found: Sequence[Any], *, verify: bool) -> Any:
 
 def _told(word: str, moved: Any) -> str:
     left = f"; not in it: {', '.join(moved.left)}" if moved.left else ""
-    size = f"{moved.num_tensors} tensors, {in_bytes(moved.num_bytes)}"
+    left += f"\nnote: {moved.note}" if moved.note else ""
+    size = f"{counted(moved.num_tensors, 'tensor')}, {in_bytes(moved.num_bytes)}"
     return f"{size} {word} from {moved.source} to {moved.to}{left}"
 
 

@@ -11,6 +11,7 @@ Parts are read with `weights_only`. No class of torch's is needed, so changes to
 
 import math
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ MOST_BYTES = 64 * 2**20  # of metadata: half a million parts
 _MOST = 2**48
 _MOST_NUMBER_BYTES = 2**20
 _NAMES_MOST = 512
+_MOST_VALUES = 1000  # of a tuple: a shape, or the way to a tensor through dicts
+_MOST_DIMS = 64  # torch's own
 
 
 class _Part:
@@ -81,6 +84,44 @@ class _Unpickler(pickle.Unpickler):
         return _KINDS[module, name]
 
 
+def _check_tuples(raw: bytes) -> None:
+    """ValueError where a tuple of the pickle has more than `_MOST_VALUES` values, with those of tuples in it.
+
+    The one in which each holds the next twice is short as a pickle, and as a key of a dict its hash takes
+    2^depth steps. Follows the opcodes without making anything; places in the memo are counted, as a table up
+    to the largest is made.
+    Example: (1, (2, 3)) has 5.
+    """
+    stack: list[int] = []  # values that each thing on the unpickler's stack counts for
+    marks: list[int] = []
+    memo: dict[int, int] = {}
+    for op, arg, _ in pickletools.genops(raw):
+        if op.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            place = len(memo) if op.name == "MEMOIZE" else int(arg)  # type: ignore[arg-type]
+            if place > len(memo) + 1:
+                raise ValueError(f"the place {place} comes after {len(memo)} others")
+            memo[place] = stack[-1]
+        elif op.name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memo[int(arg)])  # type: ignore[arg-type]
+        elif op.name == "DUP":
+            stack.append(stack[-1])
+        elif op.name == "MARK":
+            marks.append(len(stack))
+        else:
+            before = op.stack_before
+            is_slice = pickletools.markobject in before
+            first = marks.pop() if is_slice else len(stack)
+            first -= before.index(pickletools.markobject) if is_slice else len(before)
+            if first < 0:
+                raise ValueError("it takes more than there is")
+            taken, stack[first:] = stack[first:], []
+            is_tuple = pickletools.pytuple in op.stack_after
+            count = 1 + sum(taken) if is_tuple else 1
+            if count > _MOST_VALUES:
+                raise ValueError(f"a tuple of more than {_MOST_VALUES} values")
+            stack += [count] * len(op.stack_after)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A part of a tensor, or something else that was saved: `length` bytes from `start` on in a file."""
@@ -127,6 +168,7 @@ def read_metadata(folder: Path) -> dict[str, Stored]:
     path = folder / METADATA
     raw = read_bytes(path, MOST_BYTES)
     try:
+        _check_tuples(raw)
         metadata = _Unpickler(BytesIO(raw)).load()
         if not isinstance(metadata, _Metadata):
             raise TypeError("it holds something else")
@@ -206,11 +248,17 @@ def _entries(metadata: _Metadata, folder: Path) -> Iterator[Stored]:
         found = Part(file=info["relative_path"], start=info["offset"], length=info["length"])
         _check_place(found, folder, sizes)
         offset = index.state.get("offset")
+        if type(index["fqn"]) is not str:
+            raise TypeError("a place is of no name")
         where[index["fqn"], None if offset is None else _numbers(offset)] = found
+    left = len(where)
     for name, entry in metadata["state_dict_metadata"].items():
         if type(name) is not str or not 0 < len(name) <= _NAMES_MOST or not name.isprintable():
             raise ValueError("a name is no short line of text")
         if isinstance(entry, _OfTensor):
+            left -= len(entry["chunks"])
+            if left < 0:
+                raise ValueError("it has more parts of tensors than places for them")
             yield _tensor(name, entry, where)
         elif isinstance(entry, _OfBytes):
             yield Stored(name=name, parts=(where[name, None],))
@@ -242,7 +290,11 @@ def _tensor(name: str, entry: _OfTensor, where: dict[Any, Part]) -> Stored:
 
 
 def _numbers(found: Any) -> tuple[int, ...]:
-    if type(found) is not tuple or not all(type(n) is int and 0 <= n < _MOST for n in found):
+    if (
+        type(found) is not tuple
+        or len(found) > _MOST_DIMS
+        or not all(type(n) is int and 0 <= n < _MOST for n in found)
+    ):
         raise ValueError("a shape is none")
     return found
 

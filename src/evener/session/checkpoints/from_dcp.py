@@ -27,6 +27,7 @@ from evener.runtime.checkpoints.rows import part_name, wholes
 from evener.runtime.checkpoints.shards import Later, info_of, write_shard
 from evener.runtime.checkpoints.values import joined, piece_name
 from evener.session.checkpoints.interchange import NUMBERS, ROOM, Done, Moved, adding, check_room
+from evener.session.checkpoints.optimizer_class import check_class
 from evener.session.checkpoints.resume import check_folder
 
 MODELS = ("model", "app.model", "state_dict", "")
@@ -42,9 +43,9 @@ def import_dcp(
     """Make the DCP checkpoint `source` the first checkpoint of the new run `run`: before its first sample.
 
     `optimizer` is the class that its state is of, which it does not say itself. Nothing in it is run, see
-    `runtime.checkpoints.dcp_reading`. UsageError where `run` holds another run or `optimizer` is missing,
-    StateError where `source` is damaged, holds what is not admitted, or has other names than those that are
-    known, FileError where there is too little room; nothing is left then.
+    `runtime.checkpoints.dcp_reading`. UsageError where `run` holds another run or `optimizer` is missing or
+    another class, StateError where `source` is damaged, holds what is not admitted, or has other names than
+    those that are known, FileError where there is too little room; nothing is left then.
     """
     source, run = Path(source), Path(run)
     if not (source / METADATA).is_file():
@@ -54,7 +55,7 @@ def import_dcp(
         )
     check_folder(run, None)
     names, left = _names(source, read_metadata(source))
-    _check_optimizer(names, optimizer)
+    note = _check_optimizer(names, optimizer)
     total = sum(entry.num_bytes for entry in names.values() if isinstance(entry, Stored))
     tensors = _to_write(source, names, adding(done, total))
     files, folder = Disk(), run / FOLDER
@@ -79,7 +80,9 @@ def import_dcp(
         if isinstance(e, OSError):
             raise FileError(f"cannot write {folder}: {e}", remedy=ROOM) from e
         raise
-    return Moved(source=str(source), to=str(made), num_tensors=len(names), num_bytes=total, left=left)
+    return Moved(
+        source=str(source), to=str(made), num_tensors=len(names), num_bytes=total, left=left, note=note
+    )
 
 
 def _names(source: Path, stored: Mapping[str, Stored]) -> tuple[dict[str, Stored | Tensor], tuple[str, ...]]:
@@ -125,8 +128,10 @@ def _before_model(source: Path, tensors: Collection[str], parameters: Collection
     )
 
 
-def _check_optimizer(names: Collection[str], optimizer: str | None) -> None:
-    words = sorted({name.rpartition("/")[2] for name in names if name.startswith("optimizer/")})
+def _check_optimizer(names: Collection[str], optimizer: str | None) -> str:
+    words = sorted(
+        {name.rpartition("/")[2].partition(":")[0] for name in names if name.startswith("optimizer/")}
+    )
     if words and not optimizer:
         raise UsageError(
             "the class of the optimiser is needed, as its state does not say it",
@@ -135,6 +140,7 @@ def _check_optimizer(names: Collection[str], optimizer: str | None) -> None:
         )
     if optimizer and not words:
         raise UsageError("there is no optimiser's state to be of a class", remedy="no --optimizer")
+    return check_class(optimizer, words) if optimizer else ""
 
 
 def _to_write(

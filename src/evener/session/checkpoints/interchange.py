@@ -32,13 +32,17 @@ _PER_PART_BYTES = 4096  # what is written beside the values of one
 
 
 class Moved(Value, frozen=True, kw_only=True):
-    """What was exported or imported: so many tensors and bytes; `left` names what was not."""
+    """What was exported or imported: so many tensors and bytes; `left` names what was not.
+
+    `note` is what could not be known.
+    """
 
     source: str
     to: str
     num_tensors: int
     num_bytes: int
     left: tuple[str, ...] = ()
+    note: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The same for a program, with `from` as other exports have it."""

@@ -171,6 +171,46 @@ def test_metadata_and_its_files_are_bounded(saved: Path, monkeypatch: pytest.Mon
         read_metadata(saved)
 
 
+def nested(depth: int) -> bytes:
+    """A dict with one key: a tuple of one tuple twice, and so on. Hashed, it takes 2^depth steps."""
+    return b"\x80\x04})" + b"2\x86" * depth + b"K\x01s."
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (nested(60), "a tuple of more than 1000 values"),
+        (
+            b"\x80\x04})\x94" + b"0(h\x00h\x00h\x00t\x94" * 2 + b"(" + b"h\x02" * 400 + b"tK\x01s.",
+            "a tuple of more",
+        ),
+        (b"\x80\x04}r\xff\xff\xff\x7f.", "the place 2147483647 comes after 0 others"),
+        (b"\x80\x04\x86.", "it takes more than there is"),
+        (b"\x80\x04t.", "no metadata of torch"),
+    ],
+    ids=["deep", "wide", "a far place", "nothing to take", "no mark"],
+)
+def test_no_pickle_hangs_the_one_who_reads_it(saved: Path, raw: bytes, words: str) -> None:
+    (saved / METADATA).write_bytes(raw)
+    with pytest.raises(StateError, match=words):
+        read_metadata(saved)
+
+
+def test_one_list_of_parts_is_not_had_by_many_tensors(saved: Path) -> None:
+    """A million of each are 2 MB, and would be read a million million times."""
+    path = saved / METADATA
+    metadata = pickle.loads(path.read_bytes())
+    entries = metadata.state_dict_metadata
+    (place,) = (x for i, x in metadata.storage_data.items() if i.fqn == "empty")
+    entries["empty"].chunks *= 20
+    for n in range(20):
+        entries[f"empty{n}"] = entries["empty"]
+        metadata.storage_data[MetadataIndex(f"empty{n}", torch.Size([0, 0]))] = place
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(StateError, match="more parts of tensors than places"):
+        read_metadata(saved)
+
+
 def test_parts_are_checked_when_they_are_read(saved: Path) -> None:
     def twice(metadata: Any) -> None:
         """Two parts over the same two columns, which have as many values as the tensor."""

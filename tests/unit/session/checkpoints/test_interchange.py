@@ -191,7 +191,7 @@ def test_nothing_is_written_over_and_nothing_is_left(tmp_path: Path, monkeypatch
         import_dcp(tmp_path, tmp_path / "new", "Own")
     with pytest.raises(UsageError, match="class of the optimiser") as e:
         import_dcp(tmp_path / "dcp", tmp_path / "new")
-    assert "count:int" in e.value.numbers and not (tmp_path / "new").exists()
+    assert "keeps count" in e.value.numbers and not (tmp_path / "new").exists()
 
     def stopped(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -258,6 +258,14 @@ def test_names_that_fit_nowhere_are_refused(tmp_path: Path, state: dict[str, Any
     dcp.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
     with pytest.raises(StateError, match=words):
         import_dcp(tmp_path / "dcp", tmp_path / "run", "AdamW")
+
+
+def test_a_wrong_class_leaves_nothing_and_an_unknown_one_is_told(tmp_path: Path) -> None:
+    saved(tmp_path / "theirs")
+    with pytest.raises(UsageError, match="not that of SGD"):
+        import_dcp(tmp_path / "theirs", tmp_path / "run", "SGD")
+    assert not (tmp_path / "run").exists()
+    assert "not known here" in import_dcp(tmp_path / "theirs", tmp_path / "run", "Lion").note
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
