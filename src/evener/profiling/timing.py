@@ -1,10 +1,9 @@
 """Timing through the driver's seam, and the time there is for it."""
 
 from collections.abc import Callable, Hashable, Sequence
-from statistics import median, quantiles
 from typing import Any
 
-from evener.core.figures import Figure
+from evener.core.figures import Figure, quartiles
 from evener.core.seams import Driver
 
 STEADY = 1e-3
@@ -35,11 +34,10 @@ def figure_of(seconds: Sequence[float]) -> Figure | None:
 
     Example: 9, 10, 12 ms give 10 ms with a spread of 0.075.
     """
-    if not seconds or median(seconds) <= 0:
+    lower, middle, upper = quartiles(seconds) if seconds else (0.0, 0.0, 0.0)
+    if middle <= 0:
         return None
-    middle = median(seconds)
-    low, _, high = quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (middle,) * 3
-    return Figure(value=middle, source="measured", spread=(high - low) / 2 / middle)
+    return Figure(value=middle, source="measured", spread=(upper - lower) / 2 / middle)
 
 
 def is_steady(seconds: Sequence[float]) -> bool:

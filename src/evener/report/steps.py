@@ -1,9 +1,9 @@
 """The typical step of a run: many step records in, one step out whose causes add up to it."""
 
 from collections.abc import Sequence
-from statistics import median, quantiles
+from statistics import median
 
-from evener.core.figures import Value
+from evener.core.figures import Value, quartiles
 from evener.core.records import StepRecord
 from evener.core.trace import CAUSES
 from evener.core.words import counted
@@ -136,7 +136,5 @@ def _remarks(middle: Sequence[StepRecord], seconds: dict[str, dict[str, float]],
 
 def _spread(step_seconds: Sequence[float]) -> float:
     """Half the distance between the quartiles over the median; 0 for a single step."""
-    if len(step_seconds) < 2:
-        return 0.0
-    lower, middle, upper = quantiles(step_seconds, n=4, method="inclusive")
+    lower, middle, upper = quartiles(step_seconds)
     return (upper - lower) / 2 / middle
