@@ -1,26 +1,24 @@
 """A step in flight on one device: what each action of the schedule does."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from evener.core.actions import Action, in_words, parse_action
-from evener.core.routes import Piece
-from evener.core.seams import Pending, Receiving
+from evener.core.seams import Receiving
 from evener.core.trace import Cause
 from evener.core.tracebacks import is_out_of_memory, last_line, misplaced, raised_in
 from evener.errors import DataError, EvenerError, ModelError, PlanMismatchError
 from evener.runtime.ending import Ending
 from evener.runtime.holding import Bench, Portions
 from evener.runtime.kept import Kept
-from evener.runtime.parts import Alive, Carry, Part, Slot, as_leaves, cut_samples, join_samples, sum_of
+from evener.runtime.mail import Key, Mail
+from evener.runtime.parts import Alive, Carry, Part, cut_samples, join_samples, sum_of
 from evener.runtime.problem import shapes_of
 from evener.runtime.scope import ScopeOf, no_scope
 from evener.runtime.tally import HEALTHY, NON_FINITE, OUT_OF_MEMORY, Share, Tally, Totals
-
-Key = tuple[int, int]  # (stage, micro-batch)
 
 
 class Step:
@@ -46,8 +44,7 @@ class Step:
         self.is_computed = self.is_summed = False
         self._losses: list[tuple[torch.Tensor, float]] = []
         self._alive: dict[Key, Alive] = {}
-        self._mail: dict[tuple[str, Key], list[tuple[int, Carry]]] = {}
-        self._sends: list[Pending] = []
+        self._mail = Mail(self.routed, self.here, bench.holding.channel, number)
         self._done = dict.fromkeys(bench.holding.parts, 0)
         self.ran: list[Key] = []  # whose backward is done
         self.kept: Kept | None = None  # of another try at this step
@@ -92,9 +89,7 @@ class Step:
 
     def let_go(self) -> None:
         """Wait until what was sent has left, so that its memory can be used again."""
-        for pending in self._sends:
-            pending.wait()
-        self._sends = []
+        self._mail.let_go()
 
     def _spent(self, action: str, cause: Cause, since: float, until: float | None = None) -> None:
         end = self.driver.now() if until is None else until
@@ -136,13 +131,13 @@ class Step:
             alive.weight = self._counted(batch, samples)
             self.share.weight += alive.weight
         if not part.is_first:
-            alive.pieces = self._collected("F", key)
+            alive.pieces = self._mail.collected("F", key)
         counts = part.is_first or (bool(alive.pieces) and all(alive.pieces))
         if part.is_last and not alive.weight:
             counts = counts and alive.only_in_wave
         if self.share.health != HEALTHY or not counts:
             alive.scope.pass_by("forward")
-            self._pass_on("F", key, (), ())  # nothing counts, and a mean over nothing would be NaN
+            self._mail.pass_on(key, (), ())  # nothing counts, and a mean over nothing would be NaN
             return
         alive.shapes = (shapes_of(batch), shapes_of(alive.pieces), torch.is_grad_enabled())
         ahead = self.bench.holding.ahead
@@ -161,7 +156,7 @@ class Step:
             alive.scope.pass_by("forward")
         elif part.is_last:
             self._count_loss(alive, metrics)
-        self._pass_on("F", key, alive.outputs, part.gives)
+        self._mail.pass_on(key, alive.outputs, part.gives)
 
     def _await_rows(self, wait: Callable[[], None]) -> None:
         """What is not hidden of the way of tables' rows, or of their gradients."""
@@ -192,12 +187,12 @@ class Step:
     def _backward(self, action: str, part: Part, key: Key, *, whole: bool) -> None:
         """A whole backward, or its first part: what came in gets its gradients."""
         alive = self._alive.pop(key) if whole else self._alive[key]
-        came = [] if part.is_last else self._collected("B", key)
+        came = [] if part.is_last else self._mail.collected("B", key)
         counts = alive.loss is not None if part.is_last else bool(alive.outputs) and any(came)
         last = whole and self._is_last(part)
         if self.share.health != HEALTHY or not counts:
             alive.scope.pass_by("backward")
-            self._give_back(key, [])
+            self._mail.give_back(key, [])
             return
         seed = alive.scale / self.ending.divisor
         if self.bench.loss_scale:
@@ -215,7 +210,7 @@ class Step:
         )
         if work is None:
             alive.scope.pass_by("backward")
-        self._give_back(key, work or [])
+        self._mail.give_back(key, work or [])
 
     def _backward_weight(self, action: str, part: Part, key: Key) -> None:
         """The second part of a backward: the parameters get their gradients."""
@@ -287,59 +282,16 @@ class Step:
         name = raised_in(error, {id(module): name for name, module in modules})
         return f", in module {name!r}," if name else ""
 
-    def _pass_on(self, direction: str, key: Key, carry: Carry, slots: Sequence[Slot]) -> None:
-        """Cut activations into the pieces that the next stage's devices need."""
-        mine = self.routed.given(direction, key)
-        if mine:
-            cuts = cut_samples(carry, slots, tuple(p.samples for p in mine))
-            self._hand_on(direction, key, mine, cuts)
-
-    def _give_back(self, key: Key, gradients: list[Carry]) -> None:
-        """Every piece of activations that came gets its gradients back; none where nothing counts."""
-        mine = self.routed.given("B", key)
-        self._hand_on("B", key, mine, gradients or [()] * len(mine))
-
-    def _hand_on(self, direction: str, key: Key, mine: Sequence[Piece], cuts: list[Carry]) -> None:
-        """What stays on this device goes straight to its stage, the rest waits to be sent."""
-        target = (key[0] + (1 if direction == "F" else -1), key[1])
-        for order, (piece, cut) in enumerate(zip(mine, cuts, strict=True)):
-            if piece.target == self.here:
-                box = self._mail.setdefault((direction, target), [])
-                box.append((self._order(direction, key, piece), cut if direction == "B" else as_leaves(cut)))
-            else:
-                self._mail.setdefault(("out " + direction, key), []).append((order, cut))
-
-    def _order(self, direction: str, source: Key, piece: Piece) -> int:
-        """The place of `piece` among all that its target gets of this micro-batch."""
-        pieces = self.routed.all(direction, source)
-        return 0 if len(pieces) == 1 else [p for p in pieces if p.target == piece.target].index(piece)
-
     def _send(self, action: str, key: Key, direction: str) -> None:
-        away = [p for p in self.routed.given(direction, key) if p.target != self.here]
-        cuts = self._mail.pop(("out " + direction, key))
-        channel = self.bench.holding.channel
-        assert channel is not None
         before = self.driver.now()
-        for piece, (_, cut) in zip(away, cuts, strict=True):
-            self._sends.append(channel.send(cut, piece.target, self._key(direction, key)))
+        self._mail.send(direction, key)
         self._spent(action, "transfer", before)
 
     def _receive(self, action: str, part: Part, key: Key, direction: str) -> None:
-        source = (key[0] + (-1 if direction == "F" else 1), key[1])
-        coming = self.routed.taken(direction, source)
-        channel, device = self.bench.holding.channel, part.device
-        assert channel is not None
         before = self.driver.now()
-        expected = [
-            (i, channel.receive(p.source, self._key(direction, source), device=device))
-            for i, p in enumerate(coming)
-            if p.source != self.here
-        ]
-        box = self._mail.setdefault((direction, key), [])
-        box += [(i, self._arrived(receiving)) for i, receiving in expected]
+        sent_s = self._mail.receive(direction, key, part.device, self._arrived)
         after = self.driver.now()
-        made_s = max((r.sent_s for _, r in expected if r.sent_s is not None), default=after)
-        made_s = min(max(made_s, before), after)
+        made_s = after if sent_s is None else min(max(sent_s, before), after)
         self._spent(action, "wait", before, made_s)
         self._spent(action, "transfer", made_s, after)
 
@@ -352,16 +304,6 @@ class Step:
                 raise
             self._ran_out()
             return ()
-
-    def _key(self, direction: str, source: Key) -> str:
-        return f"{source[0]}SEND_{direction}{source[1]} of step {self.number}"
-
-    def _collected(self, direction: str, key: Key) -> list[Carry]:
-        """Everything that came for this micro-batch, in order of samples."""
-        box = self._mail.pop((direction, key))
-        if len(box) > 1:
-            box.sort(key=lambda entry: entry[0])
-        return [carry for _, carry in box]
 
     def agree(self, tally: Tally) -> Totals:
         """Sum and gather the few numbers of the step over all devices."""
