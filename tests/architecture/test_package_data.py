@@ -1,8 +1,7 @@
 """Data files go into a built package: whoever installs it without a checkout needs them as well."""
 
-from pathlib import Path
-
 import tomllib
+from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "evener"
