@@ -1,6 +1,10 @@
-"""Ctrl-C and SIGTERM while a command runs: an end at once, without a traceback, by exit codes 130 and 143."""
+"""Ctrl-C, SIGTERM and a closed pipe while a command runs: an end at once, without a traceback.
+
+By exit codes 130, 143 and 141, as a shell counts: 128 and the signal's number.
+"""
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -9,7 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-INTERRUPTED, TERMINATED = 130, 143  # as a shell counts: 128 and the signal's number
+INTERRUPTED, UNREAD, TERMINATED = 130, 141, 143
+_OUT, _ERR = 1, 2  # standard output and error, whatever Python has put in their places
 
 
 @contextmanager
@@ -28,6 +33,26 @@ def orderly_sigterm() -> Iterator[None]:
     """SIGTERM raises SystemExit in here, so that what was begun is brought to its end; see above."""
     with _handling(signal.SIGTERM, lambda *_: sys.exit(TERMINATED), signal.SIG_DFL):
         yield
+
+
+def is_unread(number: int | None = None) -> bool:
+    """Whether standard output or error (or one of them) is a pipe that nobody reads any more.
+
+    SIGPIPE, which ends most commands then, stays off: it would also end a job whose peer is lost.
+    """
+    watched = select.poll()
+    for stream in (_OUT, _ERR) if number is None else (number,):
+        watched.register(stream, 0)
+    return any(event & select.POLLERR for _, event in watched.poll(0))
+
+
+def leave_unread() -> int:
+    """Let go of what nobody reads, so that nothing more is said of it; returns the exit code."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (_OUT, _ERR):
+        if is_unread(stream):
+            os.dup2(nowhere, stream)
+    return UNREAD
 
 
 @contextmanager

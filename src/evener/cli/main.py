@@ -1,7 +1,7 @@
 """The `evener` command: finds the verb, loads only its file, and turns errors into text and exit codes.
 
-Exit codes: 0 yes; 1 no (no plan fits, not exact); 2 wrong use or a broken environment; 130 interrupted, 143
-by SIGTERM.
+Exit codes: 0 yes; 1 no (no plan fits, not exact); 2 wrong use or a broken environment; 130 interrupted, 141
+nobody reads on (`| head`), 143 by SIGTERM.
 """
 
 import json
@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from evener import __version__
-from evener.cli.interrupts import INTERRUPTED, orderly_interrupts
+from evener.cli.interrupts import INTERRUPTED, is_unread, leave_unread, orderly_interrupts
 from evener.errors import EnvironmentBrokenError, EvenerError, UsageError
 
 # One line each, so that `evener --help` imports no verb. evener/cli/<verb>.py has a function <verb>.
@@ -96,21 +96,40 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line `argv` (default: the process's own) and exit with its code."""
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
+        code = _code_of(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not is_unread():
+            raise
+        code = leave_unread()
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        code = leave_unread()  # rich ends a command by that
+    sys.exit(code)
+
+
+def _code_of(args: list[str]) -> int:
+    """Run the command line and return its exit code; errors are printed."""
+    try:
         with orderly_interrupts():
             code = typer.main.get_command(app)(args, prog_name="evener", standalone_mode=False)
     except EvenerError as error:
-        code = _report(error, args)
+        return _report(error, args)
     except typer.TyperException as error:
-        code = _report_wrong_use(error, args)
+        return _report_wrong_use(error, args)
     except (typer.Abort, KeyboardInterrupt):
-        code = INTERRUPTED
+        return INTERRUPTED
     except ImportError as error:
-        code = _report(_not_imported(error), args)
+        return _report(_not_imported(error), args)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and is_unread():
+            raise
         traceback.print_exc()
         what = f"unexpected {type(error).__name__}: {error}"
-        code = _report(EvenerError(what, remedy="report it with the traceback above and the command"), args)
-    sys.exit(code if isinstance(code, int) else 0)
+        return _report(EvenerError(what, remedy="report it with the traceback above and the command"), args)
+    return code if isinstance(code, int) else 0
 
 
 def _not_imported(error: ImportError) -> EvenerError:

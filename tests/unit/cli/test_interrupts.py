@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evener.cli.interrupts import TERMINATED, orderly_interrupts, orderly_sigterm
+from evener.cli.interrupts import TERMINATED, UNREAD, orderly_interrupts, orderly_sigterm
 
 SWALLOWS = """
 import signal
@@ -47,3 +47,42 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+PRINTS = """
+import sys
+from rich.console import Console
+from evener.cli import main as command
+def get_command(app):
+    def run(args, **given):
+        if args == ["rich"]:
+            Console().print("word\\n" * 5_000)
+        elif args == ["error"]:
+            raise command.UsageError("x" * 100_000)
+        elif args == ["socket"]:
+            raise BrokenPipeError(32, "a peer is gone")
+        else:
+            print("x" * 100_000 if args == ["print"] else "x")
+    return run
+command.typer.main.get_command = get_command
+command.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("how", ["print", "at the end", "rich", "error"])
+def test_a_command_that_nobody_reads_ends_without_a_word(how: str) -> None:
+    """`evener plan … | head` was exit code 1, `evener simulate … | head` a traceback."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    script = [sys.executable, "-c", PRINTS, how]
+    other = subprocess.STDOUT if how == "error" else subprocess.PIPE
+    done = subprocess.run(script, stdout=writes, stderr=other, text=True, timeout=60)
+    os.close(writes)
+    assert (done.returncode, done.stderr or "") == (UNREAD, "")
+
+
+def test_a_peer_that_is_gone_is_another_matter() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS, "socket"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "a peer is gone" in done.stderr
