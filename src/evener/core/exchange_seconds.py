@@ -117,7 +117,8 @@ class _Round:
                 for way, end in (("out", source), ("in", target)):
                     port = (way, *_port(fleet, link, end))
                     held[port] += num_bytes
-                    if port not in curves or link.curve.seconds(1e6) < curves[port].seconds(1e6):
+                    known = curves.setdefault(port, link.curve)
+                    if known is not link.curve and link.curve.seconds(1e6) < known.seconds(1e6):
                         curves[port] = link.curve
         self.ports = {port: curves[port].seconds(num_bytes) for port, num_bytes in held.items()}
         self.seconds = max([slowest, *self.ports.values()])

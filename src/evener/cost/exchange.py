@@ -84,7 +84,8 @@ def choose_way(
         ways = [w for w in ways if w.name == "ring"]
     elif sums == "grouped" and len(ways) > 1:
         ways = [w for w in ways if w.name != "ring"]
-    seconds = {w.name: sum(w.seconds(b) for b in buffers) for w in ways}
+    once = [{b: w.seconds(b) for b in set(buffers)} for w in ways]  # a model's buckets are of a few sizes
+    seconds = {w.name: sum(map(by_size.__getitem__, buffers)) for w, by_size in zip(ways, once, strict=True)}
     exact = [w for w in ways if not loses(w.compression)]
     best = exact[0]
     for way in (*exact[1:], *(w for w in ways if loses(w.compression))):
@@ -107,8 +108,9 @@ def ways_of(fleet: Fleet, names: tuple[str, ...], compress: Sequence[str] = ()) 
         return ways
     most = max(len(members) for members in hosts.values())
     for count in sorted({1, most}):
+        plain = _grouped(fleet, list(hosts.values()), count)
         for compression in (None, LOSSLESS, *compress):
-            reductions = _grouped(fleet, list(hosts.values()), count, compression)
+            reductions = tuple(_packed(r, compression) for r in plain)
             exchange = exchange_of(reductions, names)
             assert exchange is not None
             lanes = "1 lane" if count == 1 else f"{count} lanes"
@@ -154,14 +156,12 @@ def spelled_ring(names: Sequence[str]) -> str:
 
 
 def _priced(exchange: Exchange, fleet: Fleet) -> Callable[[float], float]:
-    """Seconds by bytes; the buckets of a model are of a few sizes, and each is priced once."""
+    """Seconds by bytes; each size is priced once."""
     tried = fleet.tried_sum(exchange.spelled)
     return tried.seconds if tried else cache(lambda size: exchange_seconds(size, exchange, fleet))
 
 
-def _grouped(
-    fleet: Fleet, hosts: list[list[str]], count: int, compression: str | None
-) -> tuple[Reduction, ...]:
+def _grouped(fleet: Fleet, hosts: list[list[str]], count: int) -> tuple[Reduction, ...]:
     """Groups by host, and `count` lanes by the members with the best paths, in parts by their rate."""
     inside = []
     for members in hosts:
@@ -180,14 +180,21 @@ def _grouped(
             Reduction(
                 devices=lane,
                 transport="gloo",
-                compression=compression,
                 part=rate / sum(rates),
                 adds=_adds(fleet, lane),
-                reason=f"between hosts, {rate / sum(rates):.0%} of the values{said_of(compression)}",
+                reason=f"between hosts, {rate / sum(rates):.0%} of the values",
             )
             for lane, rate in zip(lanes, rates, strict=True)
         ),
     )
+
+
+def _packed(reduction: Reduction, compression: str | None) -> Reduction:
+    """A lane with its values compressed; sums inside a host stay as they are."""
+    if reduction.part is None or compression is None:
+        return reduction
+    reason = f"{reduction.reason}{said_of(compression)}"
+    return replace(reduction, compression=compression, reason=reason)
 
 
 def _best_s(fleet: Fleet, name: str, others: Sequence[str]) -> float:
