@@ -8,7 +8,7 @@ import typer
 
 from evener.cli.options import AsJson
 from evener.core.host import BUSY_LOAD, HostFacts
-from evener.core.words import printable
+from evener.core.words import counted, printable
 
 STYLES = {"works": "green", "slow": "yellow", "fails": "bold red"}
 SAID = {"works": "works", "slow": "works slowly", "fails": "will fail"}
@@ -121,7 +121,7 @@ def _versions(facts: HostFacts) -> str:
 def _cpu(facts: HostFacts) -> str:
     rates = [f"{name} {rate / 1e9:.4g} GFLOP/s" for name, rate in facts.cpu.dtypes.items()]
     rates += [f"{name} does not run" for name in facts.cpu.dtype_errors]
-    threads = f"{facts.cpu.threads} threads" if facts.cpu.threads else ""
+    threads = counted(facts.cpu.threads, "thread") if facts.cpu.threads else ""
     if facts.cpu.dtypes:
         rates.append("each the fastest of a few calls")
     told = ", ".join(x for x in (f"CPU {facts.cpu.model or 'unknown'}", threads, *rates) if x)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from evener.cli.options import MAX_SEED, AsJson, Devices, Rehearse, SamplesAtOnce
+from evener.core.words import counted
 
 
 def predict(
@@ -71,7 +72,7 @@ def predict(
         print(", ".join(f"{name} {value:.4f}" for name, value in told.items()))
     for note in found.notes:
         print(note)
-    print(f"{found.samples} samples in {found.out}")
+    print(f"{counted(found.samples, 'sample')} in {found.out}")
     if as_json:
         import json
 

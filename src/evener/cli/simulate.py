@@ -18,6 +18,7 @@ from evener.core.job import Job
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.trace import CAUSES
+from evener.core.words import counted
 from evener.cost.evaluate import CostModel
 from evener.errors import PlanMismatchError, UsageError
 from evener.planner import plan as best_plan
@@ -89,7 +90,7 @@ def _world(model: CostModel, schedule: str, memory_margin: float) -> World:
         names = tuple(d.name for d in model.fleet.devices if d.name in {*plan.devices, fault.device})
         job = Job(global_batch=plan.global_batch, memory_margin=memory_margin, allow=(UNLINKED,))
         result = best_plan(model.fleet.only(names), model.profile, job, shapes="auto")
-        return result.plan, f"planned anew over {len(names)} devices"
+        return result.plan, f"planned anew over {counted(len(names), 'device')}"
 
     return World(
         costs_of=lambda plan: plan_costs(model, plan, memory_margin=memory_margin),
@@ -148,7 +149,7 @@ def _text(plan: Plan, schedule: str, run: Run, limits: dict[str, float | None]) 
             ]
         )
     lines = [
-        f"{schedule}: {steps} step{'s' if steps > 1 else ''} of {plan.global_batch} samples in "
+        f"{schedule}: {counted(steps, 'step')} of {counted(plan.global_batch, 'sample')} in "
         f"{duration(whole)}; median step {duration(median(run.step_s))}"
     ]
     text = render(*lines, table(["device", *CAUSES, "peak memory", "limit"], body))

@@ -15,6 +15,7 @@ from typing import Literal
 from evener.core.fewer import Fewer
 from evener.core.figures import Source, Value
 from evener.core.split import apportion
+from evener.core.words import counted
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 RESIDENCES = ("host-optimizer", "host")
@@ -100,8 +101,8 @@ class Pipeline(Value, frozen=True, kw_only=True):
             held = sum(share.samples for share in stage.shares)
             if held != self.micro_batch:
                 raise ValueError(
-                    f"the shares of the stage from {stage.layers[0]!r} take {held} samples of each "
-                    f"micro-batch of {self.micro_batch}"
+                    f"the shares of the stage from {stage.layers[0]!r} take {counted(held, 'sample')} of "
+                    f"each micro-batch of {self.micro_batch}"
                 )
 
     @property
@@ -237,7 +238,9 @@ class Plan(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         total = sum(p.samples for p in self.pipelines)
         if not self.pipelines or total != self.global_batch:
-            raise ValueError(f"the pipelines take {total} samples, the global batch is {self.global_batch}")
+            raise ValueError(
+                f"the pipelines take {counted(total, 'sample')}, the global batch is {self.global_batch}"
+            )
         first = {name for stage in self.pipelines[0].stages for name in stage.layers}
         for number, pipeline in enumerate(self.pipelines):
             other = {name for stage in pipeline.stages for name in stage.layers}

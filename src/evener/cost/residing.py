@@ -17,6 +17,7 @@ from evener.core.figures import Curve
 from evener.core.fleet import Disk
 from evener.core.plan import Stage
 from evener.core.residence import host_bytes_per_s, host_disk, host_room, run_whole, step_passes
+from evener.core.words import counted
 from evener.cost.model import CostModel
 from evener.errors import UsageError
 
@@ -251,12 +252,13 @@ def in_words(told: Resident, stage: Stage, name: str) -> str:
     disk = ", in which its state is read from disk and written again" if stage.state_on_disk else ""
     if stage.residence == "host-optimizer":
         return (
-            f"{name}: the optimiser of {len(stage.layers)} layers steps on the host in "
+            f"{name}: the optimiser of {counted(len(stage.layers), 'layer')} steps on the host in "
             f"{told.update_s * 1e3:.4g} ms, gradients on their way there included{disk}; "
             f"parameters come back behind the next forward, which waits {told.first_s * 1e3:.4g} ms for them"
         )
     return (
-        f"{name}: {len(stage.layers)} layers come from the host one ahead of their use; computing waits "
-        f"{told.exposed_s * 1e3:.4g} ms in each micro-batch and {told.first_s * 1e3:.4g} ms at a step's "
+        f"{name}: from the host come {counted(len(stage.layers), 'layer')}, one ahead of their use; "
+        f"computing waits {told.exposed_s * 1e3:.4g} ms in each micro-batch and "
+        f"{told.first_s * 1e3:.4g} ms at a step's "
         f"begin; the optimiser steps there in {told.update_s * 1e3:.4g} ms{disk}"
     )

@@ -1,6 +1,7 @@
 """Devices that somebody has chosen to hide, to slice or to reserve."""
 
 from evener.core.host import Card, HostFacts
+from evener.core.words import counted
 from evener.diagnosis.finding import Finding, label, read_in, which
 from evener.diagnosis.rules import mixing
 
@@ -39,7 +40,7 @@ def hidden(facts: HostFacts, card: Card) -> Finding | None:
                 grade="fails",
                 where=facts.host,
                 what=f"{name} names {wrong[0]!r}, which is no card of this host; what follows it is not read",
-                evidence=f"{name}={value}; {len(ours)} cards of {card.vendor.upper()}",
+                evidence=f"{name}={value}; {counted(len(ours), 'card')} of {card.vendor.upper()}",
                 mend=f"unset {name}",
             )
         seen = sum(c.torch_index is not None for c in ours)

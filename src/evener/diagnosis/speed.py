@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from evener.core.host import Card, HostFacts
+from evener.core.words import counted
 from evener.diagnosis.finding import Finding, label, which
 
 REDUCED = 0.95
@@ -132,7 +133,7 @@ def _redirected(facts: HostFacts) -> Iterator[Finding]:
         grade="fails",
         where=facts.host,
         what="bridges send traffic between cards through the root (ACS): NCCL hangs at its first sum",
-        evidence=f"{len(cards)} cards behind bridges with ACS redirection",
+        evidence=f"{counted(len(cards), 'card')} behind bridges with ACS redirection",
         mend="export NCCL_P2P_DISABLE=1  # at once; for full speed switch ACS off in the firmware",
         rule="https://github.com/NVIDIA/nccl/issues/2079 (2026-04-04)",
     )

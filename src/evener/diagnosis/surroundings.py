@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from evener.core.host import UNLIMITED, Card, HostFacts
+from evener.core.words import counted
 from evener.diagnosis.finding import Finding, label, which
 
 NEEDED_SHM_BYTES = 128 * 2**20
@@ -97,7 +98,7 @@ def _wsl(facts: HostFacts) -> Iterator[Finding]:
             grade="slow",
             where=facts.host,
             what="under WSL cards do not reach each other directly, and NCCL may fail when it tries",
-            evidence=f"{len(cards)} cards, {facts.kernel or 'kernel unknown'}",
+            evidence=f"{counted(len(cards), 'card')}, {facts.kernel or 'kernel unknown'}",
             mend="export NCCL_P2P_DISABLE=1",
             rule="https://github.com/vllm-project/vllm/issues/4411 (2024-04-27)",
         )

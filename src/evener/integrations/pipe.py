@@ -109,7 +109,9 @@ class Pipe(nn.Sequential):
 
     def _stages(self) -> list[nn.Sequential]:
         if len(self) != sum(self.balance):
-            raise UsageError(f"the Pipe was cut for {sum(self.balance)} layers and has {len(self)} now")
+            raise UsageError(
+                f"the Pipe was cut for {counted(sum(self.balance), 'layer')} and has {len(self)} now"
+            )
         layers = list(self)
         return [nn.Sequential(*layers[a:b]) for a, b in spans_of(self.balance)]
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from evener.core.words import counted
 from evener.errors import NoPlanFitsError
 
 
@@ -24,7 +25,8 @@ def cut_chain(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
     stages, layers = table.shape
     if stages > layers:
         raise NoPlanFitsError(
-            f"{layers} layers cannot fill {stages} stages", remedy=f"at most {layers} stages"
+            f"{counted(layers, 'layer')} cannot fill {counted(stages, 'stage')}",
+            remedy=f"at most {counted(layers, 'stage')}",
         )
     sums = np.concatenate([np.zeros((stages, 1)), table.cumsum(axis=1)], axis=1)
     runs = sums[:, None, :] - sums[:, :, None]  # by (stage, first layer, one after the last)

@@ -4,6 +4,7 @@ from evener.core.fleet import Fleet
 from evener.core.job import Job
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.profile import Profile
+from evener.core.words import counted
 from evener.cost.exchange import compressed_parts
 from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
 from evener.planner.aim import Aim, aim_of
@@ -111,7 +112,8 @@ def _chosen(pool: Pool, job: Job, groups: tuple[Group, ...], aim: Aim) -> tuple[
             for g, load in zip(pool.groups, pool.loads, strict=True)
         )
         raise NoPlanFitsError(
-            f"the devices cannot take {job.global_batch} samples in micro-batches of {job.micro_batch}",
+            f"the devices cannot take {counted(job.global_batch, 'sample')} in micro-batches of "
+            f"{job.micro_batch}",
             numbers=limits,
             remedy=f"a micro-batch of {max(x.cap for x in pool.loads)} or less",
         )
@@ -170,7 +172,7 @@ def _cannot_keep_all(pool: Pool, job: Job, groups: tuple[Group, ...], missing: l
     count = sum(len(g.names) for g in pool.groups)
     return NoPlanFitsError(
         "keep_all: the devices cannot all take part",
-        numbers=f"{job.global_batch} samples for {count} devices",
+        numbers=f"{counted(job.global_batch, 'sample')} for {counted(count, 'device')}",
         remedy=f"a global batch of {count} or more, or keep_all off",
     )
 

@@ -7,6 +7,7 @@ from evener.core.figures import Value
 from evener.core.job import Job
 from evener.core.plan import LeftOut, Prediction
 from evener.core.split import apportion
+from evener.core.words import counted
 from evener.planner.aim import Aim
 from evener.planner.groups import Group, ms
 from evener.planner.result import Alternative, PlanResult
@@ -24,7 +25,7 @@ def left_out(pool: Pool, job: Job, groups: tuple[Group, ...], split: Split, aim:
         if idle and job.batch_per_device is not None:
             reasons.update(dict.fromkeys(idle, "the given split gives it no sample"))
         elif idle and len(split.samples) >= job.global_batch:
-            words = f"the global batch has {job.global_batch} samples and faster devices take them"
+            words = f"the global batch has {counted(job.global_batch, 'sample')} and faster devices take them"
             reasons.update(dict.fromkeys(idle, words))
         elif idle:
             more = (*base[:g], base[g] + 1, *base[g + 1 :])
@@ -82,7 +83,9 @@ def assumptions(pool: Pool, groups: tuple[Group, ...], split: Split, job: Job) -
         if not load.cost.peak_bytes.any():
             said.append(f"assumed: memory of {group.kind} suffices, the profile holds no peak bytes for it")
         if job.micro_batch is not None and job.micro_batch > load.cap:
-            said.append(f"{group.names[0]} takes at most {load.cap} samples, not {job.micro_batch} at once")
+            said.append(
+                f"{group.names[0]} takes at most {counted(load.cap, 'sample')}, not {job.micro_batch} at once"
+            )
     return tuple(dict.fromkeys(said))
 
 
@@ -151,7 +154,7 @@ def advice(result: PlanResult, worlds: Sequence[Alternative]) -> tuple[Advice, .
         gain = (world.global_batch or plan.global_batch) / world.step_s / rate - 1
         helps = gain >= _WORTH_IT
         words = "would help" if helps else "would not help"
-        of = f" of {world.global_batch} samples" if world.global_batch else ""
+        of = f" of {counted(world.global_batch, 'sample')}" if world.global_batch else ""
         sentence = f"{change} {words}: {gain:+.1%} samples/s, a step{of} takes {ms(world.step_s)}"
         found.append(Advice(change=change, gain=gain, step_s=world.step_s, helps=helps, sentence=sentence))
     return tuple(sorted(found, key=lambda a: -(a.gain if a.gain is not None else float("-inf"))))

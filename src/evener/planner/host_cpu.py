@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from evener.core.words import counted
+
 
 @dataclass(frozen=True, kw_only=True)
 class Threads:
@@ -30,7 +32,7 @@ def threads_left(
         *([f"{loader_workers * (accelerators + 1)} that load data"] if loader_workers else []),
         *([f"{accelerators} that look up tables"] if tables else []),
     ]
-    said = f"{threads} threads less {', '.join(parts)}"
+    said = f"{counted(threads, 'thread')} less {', '.join(parts)}"
     if left >= 1:
         return Threads(compute=left, why=f"computes with {left}: {said}")
     return Threads(compute=1, why=f"computes with 1, which it shares: {said} leave {max(left, 0)}")

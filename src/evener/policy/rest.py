@@ -69,7 +69,7 @@ def _why_not(
     if not plan.is_data_parallel:
         return "the new plan cuts the model, and gradients that are there are of the whole"
     if plan.global_batch != before.global_batch:
-        return f"the global batch was {before.global_batch} samples and is {plan.global_batch}"
+        return f"the global batch was {counted(before.global_batch, 'sample')} and is {plan.global_batch}"
     try:
         all_ = joined(r for ranges in kept.values() for r in ranges)
     except ValueError as e:

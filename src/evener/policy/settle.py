@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from evener.core.figures import Value
 from evener.core.membership import Ballot, ScaleState, Standing
-from evener.core.words import some
+from evener.core.words import counted, some
 from evener.errors import StateLostError
 
 
@@ -56,7 +56,7 @@ def settle(standings: Sequence[Standing], names: Collection[str]) -> Settlement:
     if torn:
         raise StateLostError(
             f"{torn[0].device} is at step {torn[0].step} while {newest.device} would take step {newest.step}",
-            numbers=f"{len(there)} devices have told their standing",
+            numbers=f"standing told by {counted(len(there), 'device')}",
             remedy="start again from the newest checkpoint: --resume",
         )
     if behind:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from evener.core.faults import Fault
 from evener.core.plan import LeftOut, Pipeline, Plan, Share, Stage
 from evener.core.split import apportion
+from evener.core.words import counted
 from evener.errors import NoPlanFitsError
 from evener.sim.shrink import resized_to, shrink
 
@@ -48,7 +49,8 @@ def with_device(plan: Plan, device: str) -> tuple[Plan, str]:
     new = Pipeline(samples=share, micro_batch=size, stages=(stage,))
     left_out = tuple(x for x in plan.left_out if x.device != device)
     grown = replace(plan, pipelines=(*old, new), left_out=left_out, prediction=None, reductions=(), owners=())
-    why = f"{device} takes an average share, {share} samples; whether the model fits was not measured"
+    told = counted(share, "sample")
+    why = f"{device} takes an average share, {told}; whether the model fits was not measured"
     return grown, f"{why}; all devices sum in one ring" if plan.reductions else why
 
 

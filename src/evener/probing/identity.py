@@ -14,6 +14,7 @@ import torch
 
 from evener.core.figures import Figure
 from evener.core.fleet import Device
+from evener.core.words import counted
 from evener.errors import UnknownNameError
 
 GPU_TYPES = ("cuda", "xpu", "mps")
@@ -56,7 +57,7 @@ def devices_here(
     threads = torch.get_num_threads()
     model = _cpu_model()
     hardware_id = f"cpu-{_digest(_machine_id(read or _read), model)}"
-    kind = f"{model} ({threads} thread{'s' if threads > 1 else ''})"
+    kind = f"{model} ({counted(threads, 'thread')})"
     found.append(
         Device(
             name=f"{host}/cpu",

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from evener.core.layers import ROOT
 from evener.core.tracebacks import is_out_of_memory, last_line, misplaced, raised_in
+from evener.core.words import counted
 from evener.errors import EvenerError, ModelError
 from evener.profiling.chain import Piece, storage_of
 
@@ -148,7 +149,7 @@ def _raised(error: Exception, model: nn.Module, inside: list[str], micro_batch: 
     where = f"in layer {name!r}" if name else "outside of its layers or in the loss"
     return ModelError(
         f"the model failed {where}: {last_line(error)}",
-        numbers=f"micro-batch of {micro_batch} sample{'s' if micro_batch > 1 else ''}",
+        numbers=f"micro-batch of {counted(micro_batch, 'sample')}",
         remedy=misplaced(error, "a forward pass that works on a batch of that size in a plain loop"),
     )
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from evener.core.profile import StepTiming
 from evener.core.tracebacks import is_out_of_memory, last_line
+from evener.core.words import counted
 from evener.errors import DataError, EvenerError, ModelError
 from evener.profiling.anatomy import check_loss
 from evener.profiling.memory import (
@@ -69,7 +70,7 @@ class Subject:
             raise
         except Exception as e:
             raise DataError(
-                f"reading a batch of {size} samples failed: {type(e).__name__}: {e}",
+                f"reading a batch of {counted(size, 'sample')} failed: {type(e).__name__}: {e}",
                 remedy="samples that can be read and collated in a plain loop",
             ) from e
 
@@ -158,7 +159,7 @@ class StepTimer:
                 raise
             raise ModelError(
                 f"the model failed in {phase}: {last_line(e)}",
-                numbers=f"micro-batch of {size} samples",
+                numbers=f"micro-batch of {counted(size, 'sample')}",
                 remedy=f"a {phase} pass that works on a batch of that size in a plain loop",
             ) from e
 
@@ -227,7 +228,8 @@ def _warm_up(timer, sizes, held_bytes, memory_bytes, reserve_s):
         size, *waiting = waiting
         if memory_bytes is not None and held_bytes(size) > memory_bytes:
             notes.append(
-                f"{size} samples do not fit: about {held_bytes(size):.3g} of {memory_bytes:.3g} bytes needed"
+                f"no room for {counted(size, 'sample')}: about {held_bytes(size):.3g} of {memory_bytes:.3g} "
+                "bytes needed"
             )
             return taken, peaks, [size, *waiting], notes
         if taken:
@@ -252,7 +254,7 @@ def _warm_up(timer, sizes, held_bytes, memory_bytes, reserve_s):
         except Exception as e:
             if not is_out_of_memory(e):
                 raise
-            notes.append(f"{size} samples do not fit: {str(e).strip().splitlines()[0]}")
+            notes.append(f"no room for {counted(size, 'sample')}: {str(e).strip().splitlines()[0]}")
             e.__traceback__ = None  # its frames hold the tensors of the attempt
         else:
             waiting = waiting if not refused else []

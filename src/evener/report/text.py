@@ -59,7 +59,7 @@ def _summary(report: RunReport, plan: Plan) -> str:
         (
             "floor",
             duration(report.ideal_step_s),
-            f"{report.global_batch} samples at {ideal}; the step is "
+            f"{counted(report.global_batch, 'sample')} at {ideal}; the step is "
             f"{percent(report.step_s / report.ideal_step_s - 1)} above it",
         ),
         (

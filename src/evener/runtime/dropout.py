@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.module_tracker import ModuleTracker
 
+from evener.core.words import counted
 from evener.errors import ModelError
 
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # drop whole channels
@@ -58,7 +59,7 @@ class KeyedDropout(nn.Dropout):
         samples = len(words)
         if not samples or shape[0] % samples:
             raise ModelError(
-                f"{self.name} has {shape[0]} rows for {samples} samples",
+                f"{self.name} has {counted(shape[0], 'row')} for {counted(samples, 'sample')}",
                 numbers=f"input shape {tuple(x.shape)}, samples in its first dimension",
                 remedy="a model that puts samples first (batch_first=True), or dropout='per-device'",
             )

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from evener.core.words import counted
 from evener.errors import ModelError, UsageError
 
 Inputs = Callable[[Any], tuple[tuple, dict, Any]]
@@ -62,7 +63,7 @@ def checked_weight(given: Any, samples: int) -> float:
     weight = float(given)
     if not 0 <= weight < float("inf"):
         raise UsageError(
-            f"weight= gives {weight:g} for a batch of {samples} samples",
+            f"weight= gives {weight:g} for a batch of {counted(samples, 'sample')}",
             remedy="what the loss's mean divides by: a number of 0 or more, 0 where nothing of it counts",
         )
     return weight

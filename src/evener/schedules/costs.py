@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from evener.core.figures import Curve
 from evener.core.routes import Routes
+from evener.core.words import counted
 from evener.errors import UnknownNameError
 
 
@@ -95,7 +96,7 @@ class Costs:
             return seconds + self.input_s.get((stage, device, samples), 0.0) if kind == "F" else seconds
         except KeyError:
             raise UnknownNameError(
-                f"no seconds for {kind} of stage {stage} on {device} with {samples} samples",
+                f"no seconds for {kind} of stage {stage} on {device} with {counted(samples, 'sample')}",
                 remedy="a profile of that kind measured at that size",
             ) from None
 

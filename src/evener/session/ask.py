@@ -74,7 +74,7 @@ def _distinct(devices: list[Device]) -> tuple[Device, ...]:
         if device.type != "cpu":
             raise UsageError(f"{device.name} is named {again} times", remedy="name each accelerator once")
         threads = max(1, (device.threads or 1) // again)
-        kind = f"{device.kind.partition(' (')[0]} ({threads} thread{'s' if threads > 1 else ''})"
+        kind = f"{device.kind.partition(' (')[0]} ({counted(threads, 'thread')})"
         result.append(replace(device, name=f"{device.name}{len(result)}", threads=threads, kind=kind))
     return tuple(result)
 

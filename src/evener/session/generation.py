@@ -8,7 +8,7 @@ from evener.core.figures import Figure, Value
 from evener.core.files import append
 from evener.core.records import TableRecord
 from evener.core.trace import Trace
-from evener.core.words import some
+from evener.core.words import counted, some
 from evener.errors import FileError
 from evener.rehearsal.verdict import Lateness
 from evener.runtime.hardware import peak_bytes
@@ -83,7 +83,9 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
             return False
         fewer, more = steps.plan.fewer, steps.samples_seen - stop
         if fewer and fewer.how == "accumulate" and more:
-            steps.decisions.append(f"the last step of {fewer} took {more} samples more than asked for")
+            steps.decisions.append(
+                f"the last step of {fewer} took {counted(more, 'sample')} more than asked for"
+            )
         if saving:
             saving.finish()
     finally:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from evener.core.tracebacks import is_out_of_memory, last_line, said
+from evener.core.words import counted
 from evener.errors import EvenerError, FileError, ModelError, UsageError
 from evener.runtime.dropout import KeyedDropout, replace_dropout
 from evener.runtime.problem import Inputs, Problem, default_inputs, loss_on_cpu, weight_of_loss
@@ -145,7 +146,7 @@ class Recipe:
         except Exception as e:
             raise ModelError(
                 f"the recipe's optimizer failed: {last_line(e)}",
-                numbers=f"given {len(parameters)} parameters",
+                numbers=f"given {counted(len(parameters), 'parameter')}",
                 remedy="a function of a list of parameters: lambda params: torch.optim.SGD(params, lr=0.1)",
             ) from e
         if not hasattr(made, "param_groups") or not callable(getattr(made, "step", None)):
@@ -166,7 +167,7 @@ class Recipe:
             return float(factor)
         except Exception as e:
             raise ModelError(
-                f"the recipe's schedule failed at {samples_seen} samples: {last_line(e)}",
+                f"the recipe's schedule failed at {counted(samples_seen, 'sample')}: {last_line(e)}",
                 remedy="a function of samples seen that returns a factor on the learning rate, as "
                 "lambda seen: min(1, seen / 1000); torch's schedulers are for ev.prepare",
             ) from e

@@ -6,6 +6,7 @@ from pathlib import Path
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
+from evener.core.words import counted
 from evener.errors import UsageError
 from evener.session.ask import fleet_here
 from evener.session.checkpoints.resume import check_folder
@@ -49,7 +50,8 @@ def train(
         names = [d.name for d in fleet.devices]
         if len(names) != len(batch_per_device):
             raise UsageError(
-                f"batch_per_device has {len(batch_per_device)} numbers for {len(names)} devices",
+                f"batch_per_device has {counted(len(batch_per_device), 'number')} for "
+                f"{counted(len(names), 'device')}",
                 numbers=f"devices: {', '.join(names)}",
                 remedy="one number a process, in their order; 0 leaves one out",
             )

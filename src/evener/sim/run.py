@@ -12,6 +12,7 @@ from evener.core.faults import Fault, FaultScript
 from evener.core.plan import Plan
 from evener.core.routes import Routes
 from evener.core.trace import Span, Trace
+from evener.core.words import counted
 from evener.errors import UnknownNameError
 from evener.schedules.costs import Costs
 from evener.schedules.timing import Times
@@ -128,7 +129,7 @@ def play(plan: Plan, world: World, *, steps: int = 1, faults: FaultScript | None
                 plans.append(player.plan)
         player.keep(player.play(), step)
         barriers.append(player.now)
-    player.log += [f"{fault}: not reached in {steps} steps" for fault in waiting]
+    player.log += [f"{fault}: not reached in {counted(steps, 'step')}" for fault in waiting]
     return Run(
         trace=Trace(source="predicted", spans=tuple(player.found), steps=steps, note="; ".join(player.log)),
         barriers_s=tuple(barriers),

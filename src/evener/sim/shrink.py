@@ -7,6 +7,7 @@ from evener.core.faults import Fault
 from evener.core.ownership import holders_of
 from evener.core.plan import LeftOut, Ownership, Pipeline, Plan, Stage
 from evener.core.split import apportion
+from evener.core.words import counted
 from evener.errors import NoPlanFitsError
 
 
@@ -36,11 +37,11 @@ def _without(plan: Plan, device: str) -> tuple[Plan, str]:
         if all(stages):
             kept.append(replace(pipeline, stages=tuple(s for s in stages if s)))
         else:
-            told.append(f"pipeline {number} ends, its {pipeline.samples} samples go to the others")
+            told.append(f"pipeline {number} ends, the others take its {counted(pipeline.samples, 'sample')}")
     if not kept:
         raise NoPlanFitsError(
             f"no pipeline is left without {device}",
-            numbers=f"{len(plan.pipelines)} pipelines, each with a stage that only it holds",
+            numbers=f"{counted(len(plan.pipelines), 'pipeline')}, each with a stage that only it holds",
             remedy="a plan with two pipelines or shared stages, or a new search over the remaining devices",
         )
     weights = [p.samples for p in kept] if any(p.samples for p in kept) else [1] * len(kept)

@@ -174,7 +174,7 @@ def test_a_size_predicted_not_to_fit_is_a_result():
     profile = profiled(memory_bytes=1_300)
     assert [(s.micro_batch, s.fits) for s in profile.steps] == [(1, True), (2, True), (4, False)]
     assert profile.steps[2].forward_s is None
-    assert "4 samples do not fit" in profile.note
+    assert "no room for 4 samples: " in profile.note
 
 
 @pytest.mark.parametrize(
@@ -243,14 +243,13 @@ def test_an_unsteady_device_is_asked_again_and_shows_its_spread():
 
 
 def test_a_batch_that_cannot_be_read():
-    with pytest.raises(DataError, match="a batch of 1 samples failed: IndexError"):
+    with pytest.raises(DataError, match="a batch of 1 sample failed: IndexError"):
         profiled(batch_of=lambda n: [][n])
 
 
 def test_sizes_must_be_positive():
     with pytest.raises(UsageError, match="1 or more"):
         profiled(micro_batches=(0, 2))
-    assert [s.micro_batch for s in profiled(micro_batches=None, max_micro_batch=8).steps] == [1, 2, 4, 8]
 
 
 def test_frozen_parameters_send_no_gradient():

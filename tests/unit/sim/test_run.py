@@ -45,7 +45,7 @@ def test_who_leaves_costs_the_step_in_flight_and_its_samples_move():
     assert played.plans[1].samples_by_device() == {"h/0": 8}
     assert played.log == (
         "step 1: leave h/1 at 1.5: 3 s of the step are lost and it is done again; "
-        "pipeline 1 ends, its 4 samples go to the others",
+        "pipeline 1 ends, the others take its 4 samples",
     )
     assert played.trace.seconds_by_cause("h/0")["overhead"] == pytest.approx(3.5)
 

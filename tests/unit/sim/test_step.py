@@ -155,5 +155,5 @@ def test_a_missing_number_is_named():
     with pytest.raises(UnknownNameError, match="no link from h/0 to h/1"):
         simulate(make(plan, name="1f1b"), plan, costs)
     costs = Costs(compute_s={})
-    with pytest.raises(UnknownNameError, match="no seconds for F of stage 0 on h/0 with 1 samples"):
+    with pytest.raises(UnknownNameError, match="no seconds for F of stage 0 on h/0 with 1 sample"):
         evaluate(make(plan, name="1f1b"), plan, costs)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from evener.core.exchange import said_of
+from evener.core.words import counted
 from evener.report.page.cells import short
 from evener.report.page.document import Said
 from evener.report.page.files import RunFiles
@@ -27,7 +28,7 @@ def _said(kind: str, subject: str, reason: str, source: str) -> Said:
 def _of_plan(run: RunFiles) -> Iterator[Said]:
     plan = run.plan
     if plan.why:
-        yield _said("plan", f"{len(plan.devices)} devices, {plan.schedule}", plan.why, "plan.json")
+        yield _said("plan", f"{counted(len(plan.devices), 'device')}, {plan.schedule}", plan.why, "plan.json")
     for x in plan.left_out:
         yield _said("left out", x.device, x.reason, "plan.json")
     for r in plan.reductions:

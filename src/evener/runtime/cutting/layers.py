@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from evener.core.layers import ROOT, find_layers
+from evener.core.words import counted
 from evener.errors import PlanMismatchError, UnknownNameError
 
 
@@ -60,7 +61,7 @@ def layout_of(model: nn.Module, stages: Sequence[Sequence[str]]) -> Layout:
         if not names:
             raise PlanMismatchError(
                 f"stage {number} is empty",
-                numbers=f"{len(stages)} stages",
+                numbers=f"{counted(len(stages), 'stage')}",
                 remedy=f"fewer stages, or a layer for it; {_wanted(model)}",
             )
         for given in names:

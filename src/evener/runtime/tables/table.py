@@ -172,7 +172,7 @@ class Table:
                 return fetched.rows.index_select(0, where)
         raise ModelError(
             f"the table {self.name} is asked for rows that are not among the ids found in the batch",
-            numbers=f"{len(ids)} rows asked for, {0 if fetched is None else len(fetched.ids)} fetched",
+            numbers=f"rows asked for: {len(ids)}, fetched: {0 if fetched is None else len(fetched.ids)}",
             remedy=f'ids={{"{self.name}": lambda batch: the ids, as a tensor}} in the recipe',
         )
 

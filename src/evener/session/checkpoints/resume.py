@@ -105,7 +105,7 @@ def chosen_for(resume: str, run_dir: Path, here: Position | None, *, stop: int) 
         if position.samples_seen >= stop:
             raise UsageError(
                 f"the checkpoint {checkpoint.path} is where this run is to end, or beyond",
-                numbers=f"step {position.step}, {position.samples_seen} samples seen, end at {stop}",
+                numbers=f"step {position.step}, samples seen: {position.samples_seen}, end at {stop}",
                 remedy="more --steps or --epochs: they count from the beginning of the run",
             )
     return chosen
@@ -121,7 +121,7 @@ def take_up(chosen: Chosen, run_dir: Path, steps: Steps) -> None:
         checkpoint = Checkpoint(Path(chosen.path))
         steps.decisions += restore(steps, checkpoint)
         steps.said += [said] if (said := _held_while_loading(steps)) else []
-        at = f"step {steps.number}, {steps.samples_seen} samples"
+        at = f"step {steps.number}, {counted(steps.samples_seen, 'sample')}"
         steps.decisions.append(f"taken up at {at}, from {checkpoint.path}")
     if steps.ranks.rank == 0:
         drop_from(run_dir / METRICS, steps.number)

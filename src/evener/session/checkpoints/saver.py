@@ -14,6 +14,7 @@ from torch import Tensor
 
 from evener.core.figures import Value
 from evener.core.threads import stand_back
+from evener.core.words import counted
 from evener.errors import EvenerError, StateError
 from evener.runtime.checkpoints import folder as folders
 from evener.runtime.checkpoints.files import Disk, Files
@@ -232,7 +233,7 @@ class Saver:
 
     def _report(self, saved: Saved, position: Position, seconds: float) -> None:
         if saved.path is None:
-            place = f"{position.samples_seen} samples (step {position.step})"
+            place = f"{counted(position.samples_seen, 'sample')} (step {position.step})"
             self._tell(f"no checkpoint of {place}: {saved.why}; the training goes on")
             return
         self.seconds.append(seconds)

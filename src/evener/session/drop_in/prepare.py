@@ -24,6 +24,7 @@ from evener.core.fleet import Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.core.split import apportion
 from evener.core.tell import tell
+from evener.core.words import counted
 from evener.errors import PlanMismatchError, UsageError
 from evener.runtime.ranks import Ranks
 from evener.runtime.replicas import spread_state
@@ -125,7 +126,7 @@ def _samples_of(loader: DataLoader, seed: int) -> tuple[Samples, int]:
     if isinstance(drawn, RandomSampler) and (drawn.replacement or len(drawn) != size):
         raise UsageError(
             "the loader draws with replacement or a part of the dataset, so an epoch is not each sample once",
-            numbers=f"{len(drawn)} draws from {size} samples",
+            numbers=f"{counted(len(drawn), 'draw')} from {counted(size, 'sample')}",
             remedy="DataLoader(dataset, batch_size=global batch, shuffle=True)",
         )
     samples = Samples(
@@ -153,7 +154,7 @@ def _split_plan(
         given = list(apportion(global_batch, [1.0] * len(names)))
     if isinstance(given, list | tuple) and len(given) != len(names):
         raise UsageError(
-            f"batch_per_device has {len(given)} numbers for {len(names)} devices",
+            f"batch_per_device has {counted(len(given), 'number')} for {counted(len(names), 'device')}",
             numbers=f"devices: {', '.join(names)}",
             remedy="one number a process, in their order",
         )

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from evener.core.exchange import loses
 from evener.core.figures import Value
 from evener.core.plan import Plan
+from evener.core.words import counted
 from evener.errors import NonFiniteError
 from evener.report.metrics import read_metrics
 from evener.runtime.compression.codec import codec_of
@@ -219,7 +220,7 @@ def _check_moved(folder: Path, steps: int) -> None:
     if skipped:
         raise NonFiniteError(
             f"step {skipped[0].step} was skipped, so that there is nothing to compare: {skipped[0].skipped}",
-            numbers=f"{len(skipped)} of {steps} steps skipped",
+            numbers=f"{len(skipped)} of {counted(steps, 'step')} skipped",
             remedy="a loss of the order of 1, or bfloat16, which needs no loss scale",
         )
 

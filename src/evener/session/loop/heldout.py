@@ -7,6 +7,7 @@ from typing import Any
 from evener.core.order import positions
 from evener.core.routes import Routes
 from evener.core.seams import Wire
+from evener.core.words import counted
 from evener.runtime.agreement import judge
 from evener.runtime.tally import Totals
 from evener.session.loop.steps import Steps
@@ -32,7 +33,7 @@ def evaluate_heldout(steps: Steps, wire: Wire) -> Heldout | None:
     steps.average_buffers(wire)
     held, why_not = mean_of(list(pass_over(steps, steps.recipe.heldout)))
     if held is None:
-        steps.decisions.append(f"no held-out loss after {steps.samples_seen} samples: {why_not}")
+        steps.decisions.append(f"no held-out loss after {counted(steps.samples_seen, 'sample')}: {why_not}")
     return held
 
 

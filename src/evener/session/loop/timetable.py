@@ -10,6 +10,7 @@ from evener.core.fleet import Fleet
 from evener.core.order import global_batch_at, resized
 from evener.core.plan import Plan
 from evener.core.profile import Profile
+from evener.core.words import counted
 from evener.cost.evaluate import CostModel
 from evener.errors import ScheduleError, UsageError
 from evener.schedules.waves import wave_deadlock
@@ -50,7 +51,7 @@ class Timetable:
             if stuck:
                 raise ScheduleError(
                     f"the schedule {plan.schedule} cannot pool BatchNorm over waves: {stuck}",
-                    numbers=f"{len(plan.pipelines)} pipelines of "
+                    numbers=f"{counted(len(plan.pipelines), 'pipeline')} of "
                     f"{', '.join(str(len(p.stages)) for p in plan.pipelines)} stages",
                     remedy='the schedule "gpipe" in the plan, each device in one pipeline, or '
                     'batch_norm="local"',

@@ -5,6 +5,7 @@ import re
 from msgspec.structs import replace
 
 from evener.core.fleet import Device
+from evener.core.words import counted
 from evener.planner.host_cpu import threads_left
 from evener.session.layout.tables import table_names
 from evener.session.recipe import Recipe
@@ -49,5 +50,5 @@ def _with_threads(device: Device, threads: int) -> Device:
     """Example: 6 threads of "EPYC (8 threads)" are an "EPYC (6 threads)"."""
     if threads == device.threads:
         return device
-    words = f" ({threads} thread{'s' if threads > 1 else ''})"
+    words = f" ({counted(threads, 'thread')})"
     return replace(device, threads=threads, kind=_THREADS.sub("", device.kind) + words)

@@ -13,6 +13,7 @@ from evener.core.order import global_batch_at
 from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.split import apportion
+from evener.core.words import counted
 from evener.errors import DataError, PlanMismatchError, UsageError
 from evener.planner.links import UNLINKED
 from evener.policy.shares import for_stealing
@@ -137,7 +138,7 @@ def check_dataset(recipe: Recipe) -> None:
     if size < recipe.global_batch:
         raise DataError(
             "the dataset is smaller than one global batch",
-            numbers=f"{size} samples, global batch {recipe.global_batch}",
+            numbers=f"{counted(size, 'sample')}, global batch {recipe.global_batch}",
             remedy=f"--batch {size} or less (global_batch in the recipe), or more samples",
         )
 

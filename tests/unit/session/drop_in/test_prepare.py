@@ -117,7 +117,7 @@ def test_a_loop_may_pass_a_step_by_where_a_turn_is_a_global_batch() -> None:
         ({"micro_batch": 1.5}, "micro_batch of 1.5"),
         ({"batch_per_device": "4"}, "batch_per_device is a str"),
         ({"batch_per_device": [4.0]}, "batch_per_device of 4.0"),
-        ({"batch_per_device": (2, 2)}, "2 numbers for 1 devices"),
+        ({"batch_per_device": (2, 2)}, "2 numbers for 1 device"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
