@@ -51,13 +51,6 @@ class Work(Value, frozen=True, kw_only=True):
     num_bytes: int = 0
 
 
-def count(work: Callable[[], Any]) -> tuple[Any, Work]:
-    """Run `work` once: its result, and what it asked of the device."""
-    with Counter() as counter:
-        result = work()
-    return result, counter.work()
-
-
 def _attention(query, key, value, *args, out_val=None, **kwargs) -> int:
     return sdpa_flop_count(query.shape, key.shape, value.shape)
 

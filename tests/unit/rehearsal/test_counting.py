@@ -1,11 +1,21 @@
 """What is counted: FLOPs against torch's own counter and by hand, bytes by hand, nothing for views."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from evener.rehearsal.counting import Counter, Work, count
+from evener.rehearsal.counting import Counter, Work
+
+
+def count(work: Callable[[], Any]) -> tuple[Any, Work]:
+    """The result of `work`, and what it asked of the device."""
+    with Counter() as counter:
+        result = work()
+    return result, counter.work()
 
 
 def test_worked_number() -> None:
