@@ -34,8 +34,7 @@ def profile_model(
     kind: str,
     driver: Driver,
     device: torch.device | str = "cpu",
-    micro_batches: Sequence[int] | None = None,
-    max_micro_batch: int = 64,
+    micro_batches: Sequence[int],
     memory_bytes: int | None = None,
     budget_s: float = 60.0,
     name: str | None = None,
@@ -45,11 +44,10 @@ def profile_model(
 
     `step_loss(model, batch)` is the forward pass with the loss, `batch_of(n)` a batch of n real samples,
     `optimizer(params)` a torch optimiser. `model` is on `device` and is left bit for bit as it was. All
-    work is timed by `driver`, as INPUT, 0F0, 0B0 and STEP, at the sizes `micro_batches` (samples; default:
-    powers of two up to `max_micro_batch`). A size that does not fit in `memory_bytes`, or in the device's
-    memory, is a result. `beside` is what a run does beside these actions.
-    About `budget_s` seconds of the driver's clock are used; the profile's note says
-    what they were too short for.
+    work is timed by `driver`, as INPUT, 0F0, 0B0 and STEP, at the sizes `micro_batches` (samples). A
+    size that does not fit in `memory_bytes`, or in the device's memory, is a result. `beside` is what a run
+    does beside these actions. About `budget_s` seconds of the driver's clock are used; the profile's note
+    says what they were too short for.
 
     Raises ModelError naming the layer in which the model raised. Example: a Linear(1024, 1024) has 4,198,400
     parameter bytes, 4,096 output bytes and 2,097,152 forward FLOPs a sample.
@@ -57,7 +55,7 @@ def profile_model(
     at which each of them fits: what a plan of several stages needs.
     """
     device = torch.device(device)
-    sizes = _sizes(micro_batches, max_micro_batch)
+    sizes = _sizes(micro_batches)
     pieces = chain_of(model)
     subject = Subject(
         model=model,
@@ -104,8 +102,8 @@ def profile_model(
     )
 
 
-def _sizes(micro_batches: Sequence[int] | None, limit: int) -> list[int]:
-    sizes = sorted(set(micro_batches or [2**k for k in range(limit.bit_length()) if 2**k <= limit]))
+def _sizes(micro_batches: Sequence[int]) -> list[int]:
+    sizes = sorted(set(micro_batches))
     if not sizes or sizes[0] < 1:
         raise UsageError(
             f"micro-batch sizes must be 1 or more, got {', '.join(map(str, sizes)) or 'none'}",
