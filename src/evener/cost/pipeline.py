@@ -37,7 +37,7 @@ def one_f_one_b(stages: Sequence[StageTimes], micro_batches: int) -> list[float]
     """Seconds at which each stage ends its last backward; their maximum is the makespan.
 
     Each action starts when its data is there and its stage is free. Without transfers this is at most
-    Σ t + (m - 1)·max t, and just that when the longest stage comes last. Example (K15): stages of 6 and 6
+    Σ t + (m - 1)·max t, and just that when the longest stage comes last. Example: stages of 6 and 6
     (devices of 1 and 3 a layer, cut 6 + 2), 8 micro-batches: 54.
     """
     return list(_ends(tuple(stages), micro_batches))

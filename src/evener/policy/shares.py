@@ -26,7 +26,7 @@ def reshared(plan: Plan, fleet: Fleet, profile: Profile, job: Job) -> tuple[Plan
     Devices, layers and cuts stay; every device keeps at least one sample, so that its speed stays known. Data
     parallelism: exact, as the planner shares. Other shapes: the shares of each stage by the seconds of a
     sample, then whole micro-batches to the pipelines so that the last ends as early as it can, where no
-    device then holds more than fits. The old plan comes back where nothing is better. Example (K14): 4 and 12
+    device then holds more than fits. The old plan comes back where nothing is better. Example: 4 and 12
     ms a sample share 16 as 12 and 4; at 12 and 12 ms as 8 and 8, 96 ms, where 12 and 4 would take 144.
     """
     return _flat(plan, fleet, profile, job) if plan.is_data_parallel else _cut(plan, fleet, profile, job)
