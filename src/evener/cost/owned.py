@@ -110,6 +110,10 @@ class _Step:
         return moves_s + self.copies[self.devices[device]].step_s
 
     @cached_property
+    def _updates(self) -> np.ndarray:
+        return np.array([self.update_s(d) for d in range(len(self.devices))])
+
+    @cached_property
     def _handovers(self) -> dict[tuple[tuple[float, ...], bool], Handover]:
         return {}
 
@@ -134,7 +138,7 @@ class _Step:
                 for r in range(max(len(s) for s in self.sizes))
             ],
             rounds_of=np.array([len(s) for s in self.sizes]),
-            begin_s=np.array([self.overhead_s(d) for d in range(len(self.devices))]),
+            begin_s=self._updates - self._updates.max() + [self.overhead_s(d) for d in range(len(copies))],
             ways=_Ways(
                 arrive_s=self._arrive_s(),
                 gather_s=self._unit_seconds(owners.gathers, adds=False),
@@ -149,8 +153,8 @@ class _Step:
         """When each unit that is kept whole is there, from the end of the slowest owner's step on."""
         owners = self.owners
         kept = np.where((owners.level >= 1) & (owners.level < 3), owners.once, 0.0)
-        updates = np.array([self.update_s(d) for d in range(len(self.devices))])
-        left = updates[:, None] - np.array([self.copies[d].left_s for d in self.devices]) - updates.max()
+        left = self._updates[:, None] - np.array([self.copies[d].left_s for d in self.devices])
+        left -= self._updates.max()
         there_s, found = -np.inf, np.zeros(len(kept))
         for k, takes_s in enumerate(self._unit_seconds(kept, adds=False)):
             if kept[k]:
@@ -170,8 +174,7 @@ class _Step:
         played.ends_s[:] += whole_s.sum(axis=1)
         compute_end = float(played.ends_s.max())
         summed = max(compute_end, self._summed_s(played), float(played.wire_s.max()))
-        updates = [self.update_s(d) for d in range(len(self.devices))]
-        step = summed + max(updates)
+        step = summed + float(self._updates.max())
         seconds, gathers = {}, {}
         for d, name in enumerate(self.devices):
             alone = [tuple(float(x.sum()) for x in self.work(d, size)) for size in self.sizes[d]]
@@ -185,7 +188,7 @@ class _Step:
             told = {
                 "compute": sum(f + b for f, b in alone) - reading,
                 "input": reading,
-                "optimizer": updates[d],
+                "optimizer": float(self._updates[d]),
                 "overhead": self.overhead_s(d),
                 "transfer": sum(f + b for f, b in waits),
                 "reduce": summed - compute_end,
@@ -287,7 +290,8 @@ class _Play:
         self._stays = [int(k) for k in gathered if stays[k]]
         self._comes = [int(k) for k in gathered if not stays[k]]
         self._again = [k for k in self._comes if k not in gathered[-2:]]  # in the backward
-        self._pulled = np.where(rounds_of > 0, ways.arrive_s.max(initial=0.0), 0.0)
+        handed_in_s = max(ways.arrive_s.max(initial=0.0), begin_s.max())  # by the slowest owner
+        self._pulled = np.where(rounds_of > 0, handed_in_s, 0.0)
         self._sent = np.zeros(len(begin_s))
 
     def run(self) -> _Played:

@@ -12,12 +12,11 @@ from evener.schedules.costs import Costs, Memory, Reduction
 def owned_costs(model: CostModel, plan: Plan, limits: Mapping[str, float | None]) -> Costs:
     """The seconds and bytes of `plan`, as `play_owned` finds them; `limits` are usable bytes by device.
 
-    A forward or backward waits for parameters first, and the first forward for the slowest owner's step; the
+    A forward or backward waits for parameters first, the first forward so for the slowest owner's step; the
     last gradients go to their owners behind the last backward.
     """
     told = play_owned(model, plan)
     owners = owners_of(model.profile, model.bytes, plan)
-    slowest = max(causes["optimizer"] for causes in told.seconds.values())
     compute: dict[tuple[int, str, str, int], float] = {}
     gathers: dict[tuple[int, str, str, int], float] = {}
     reads: dict[tuple[int, str, int], float] = {}
@@ -31,8 +30,7 @@ def owned_costs(model: CostModel, plan: Plan, limits: Mapping[str, float | None]
             compute |= {(stage, name, "F", size): forward, (stage, name, "B", size): backward}
             reads[stage, name, size] = float(step.input_s[min(size, step.largest)]) if step else 0.0
         for m, (before_forward, before_backward) in enumerate(told.gather_s[name]):
-            late = slowest - told.seconds[name]["optimizer"] if m == 0 else 0.0
-            gathers[stage, name, "F", m] = before_forward + late
+            gathers[stage, name, "F", m] = before_forward
             gathers[stage, name, "B", m] = before_backward
         largest = max(sizes, default=0)
         held = owners.memory(name, largest)

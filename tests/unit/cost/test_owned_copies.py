@@ -7,11 +7,14 @@ from msgspec.structs import replace
 from evener.core.figures import line
 from evener.core.fleet import REHEARSED, Device, Fleet, Link
 from evener.core.plan import Held
+from evener.core.routes import Routes
 from evener.cost.actions import plan_costs
 from evener.cost.evaluate import evaluate
 from evener.cost.model import CostModel
 from evener.cost.owned import play_owned
 from evener.cost.owned_copies import copies_of
+from evener.schedules.make import make
+from evener.schedules.timing import times
 from tests.unit.cost.test_owned import MB, plan_of, profile_of
 from tests.unit.cost.test_owned_stages import NAMES, hybrid
 
@@ -58,11 +61,11 @@ def test_a_cpu_copies_nothing_nor_does_who_is_alone() -> None:
 def test_a_step_of_two_cards_of_one_stage(held: Held, samples: int, step_s: float) -> None:
     """A layer of 10 MB in halves, links between cards that take no time, 10 MB/s to the host."""
     profile = profile_of(10 * MB)
-    told = play_owned(
-        CostModel(fleet=cards(), profile=profile),
-        plan_of(profile, (samples, samples), (1, 1), held),
-    )
+    model, plan = CostModel(fleet=cards(), profile=profile), plan_of(profile, (samples,) * 2, (1, 1), held)
+    told = play_owned(model, plan)
     assert told.step_s == pytest.approx(step_s, rel=1e-4)
+    played = times(make(plan), Routes(plan), plan_costs(model, plan))
+    assert played.barrier_s == pytest.approx(told.step_s), "as it is simulated"
     for causes in told.seconds.values():
         assert sum(causes.values()) == pytest.approx(told.step_s)
         assert causes["compute"] == pytest.approx(3 * samples)
