@@ -24,9 +24,6 @@ ROCM = TorchBuild(version="2.13.0+rocm7.2", hip="7.2", archs=("gfx1100",), nccl=
 DRIVER = NvidiaDriver(library="580.95.05", kernel="580.95.05")
 
 
-BY_DEFAULT = Setting(name="OMP_NUM_THREADS", value="1", origin="default")
-
-
 def card(index: int | None = 0, **more) -> Card:
     return Card(kind="NVIDIA A10", vendor="nvidia", arch="sm_86", torch_index=index, **more)
 

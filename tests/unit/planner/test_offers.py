@@ -13,7 +13,6 @@ from evener.planner.worth import worth_of
 from tests.unit.planner.small import fleet_of, linear_profile
 
 KINDS = {"fast": 0.01, "slow": 0.03}
-PROFILE = linear_profile(KINDS)
 JOB = Job(global_batch=12)
 
 

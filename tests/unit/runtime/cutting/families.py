@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from evener.runtime.cutting import Cut, layer_names
 from examples.text import ByteTransformer
 
-Example = tuple[tuple, dict]
-
 
 class Residual(nn.Module):
     """Convolutions with BatchNorm, one activation for all of them that works in place, in-place additions."""
