@@ -126,10 +126,6 @@ class Enumeration:
         self.fleet, self.profile, self.job = fleet, profile, job
         self.model = CostModel(fleet=fleet, profile=profile)
         self.usable = {d.name: usable_bytes(d, job.memory_margin) for d in fleet.devices}
-        self.twins = [
-            (d.kind, d.host, self.usable[d.name], any(d.name in (x.a, x.b) for x in fleet.links))
-            for d in fleet.devices
-        ]
         names = [d.name for d in fleet.devices]
         sizes = self.model.bytes.summed
         self.cheapest = {

@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmarks.common import Bar, run_processes, say
 from evener.core.tables import TableUse
-from evener.runtime.tables.exchange import Exchange
+from evener.runtime.tables.exchange import RowExchange
 from evener.runtime.tables.layer import place_table
 from evener.runtime.tables.optimizers import TableAdam
 from evener.runtime.tables.sharing import bounds_of, fetch, in_memory, take_part
@@ -43,7 +43,7 @@ def memory(args: argparse.Namespace) -> tuple[dict[str, Any], list[Bar]]:
 def _train(rank: int, world_size: int, parts: dict[str, int], rows: int) -> tuple[int, int]:
     """(bytes that the peak grew by while the table was made and trained, bytes of its tensors)."""
     model = nn.Sequential(nn.Embedding(rows, DIM, device="meta"))
-    exchange = Exchange(world_size)
+    exchange = RowExchange(world_size)
     _steps(model, exchange, None, rank, 1)  # what torch and gloo take, whatever the table
     before = _peak()
     bounds = bounds_of("0", rows, parts, list(parts))
@@ -56,7 +56,7 @@ def _train(rank: int, world_size: int, parts: dict[str, int], rows: int) -> tupl
     return _peak() - before, table.num_bytes
 
 
-def _steps(model: nn.Sequential, exchange: Exchange, table: Any, rank: int, steps: int) -> None:
+def _steps(model: nn.Sequential, exchange: RowExchange, table: Any, rank: int, steps: int) -> None:
     small = nn.Sequential(nn.Embedding(1000, DIM)) if table is None else model
     if table is None:
         table = place_table(small, "0").table

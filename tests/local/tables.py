@@ -21,7 +21,7 @@ from evener.runtime.hardware import HardwareDriver
 from evener.runtime.holding import Alone, Settings, whole_model
 from evener.runtime.problem import Problem, default_inputs
 from evener.runtime.ranks import Ranks
-from evener.runtime.tables.exchange import Exchange
+from evener.runtime.tables.exchange import RowExchange
 from evener.runtime.tables.layer import place_table, table_layers
 from evener.runtime.tables.optimizers import TableAdagrad, TableAdam, TableOptimizer, TableSGD
 from evener.runtime.tables.sharing import fetch, gathered, in_memory, take_part
@@ -152,7 +152,7 @@ def train_cases(rank: int, world_size: int, numbers: list[int]) -> list[dict[str
 def train(rank: int, world_size: int, case: Case) -> dict[str, torch.Tensor]:
     """One device's part of a case, through the executor."""
     model = Model(case).double()
-    exchange = Exchange(world_size)
+    exchange = RowExchange(world_size)
     places = {"word": case.words, "goods": case.goods}
     ours = optimizer_of(case.rule)[1]
     for name, bounds in places.items():

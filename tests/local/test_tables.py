@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from evener.errors import ModelError, PeerLostError
-from evener.runtime.tables.exchange import Exchange
+from evener.runtime.tables.exchange import RowExchange
 from evener.runtime.tables.layer import place_table
 from evener.runtime.tables.rows import initial_rows
 from evener.runtime.tables.sharing import fetch, gathered, in_memory, take_part
@@ -53,7 +53,7 @@ class Sparse(nn.Module):
 
 def look_up(rank: int, world_size: int, ids: list[list[int]]) -> Any:
     """Each device's squared outputs summed; the summed gradient, norm and bytes sent."""
-    model, exchange = Sparse(), Exchange(world_size)
+    model, exchange = Sparse(), RowExchange(world_size)
     table = place_table(model, "emb").table
     take_part(table, (0, 7, 20), rank, exchange, in_memory, seed=0)
     mine = torch.tensor(ids[rank], dtype=torch.int64)
@@ -87,7 +87,7 @@ def made_in_parts(rank: int, world_size: int) -> Any:
     """A table that no device ever had in one piece, and what its owners hold of it."""
     model = nn.Sequential(nn.Embedding(10_000, 4, device="meta"))
     table = place_table(model, "0").table
-    exchange = Exchange(world_size)
+    exchange = RowExchange(world_size)
     take_part(table, (0, 9_000, 10_000), rank, exchange, in_memory, seed=7)
     return table.num_bytes, gathered(table, rank, exchange)
 
@@ -99,7 +99,7 @@ def test_each_device_makes_its_own_part(pool: Pool) -> None:
 
 
 def unannounced(rank: int, world_size: int) -> None:
-    model, exchange = Sparse(), Exchange(world_size)
+    model, exchange = Sparse(), RowExchange(world_size)
     table: Table = place_table(model, "emb").table
     take_part(table, (0, 7, 20), rank, exchange, in_memory, seed=0)
     fetch([table], {"emb": lambda batch: batch}, [torch.tensor([3])], exchange)
@@ -113,7 +113,7 @@ def test_ids_that_the_batch_did_not_show_are_refused(pool: Pool) -> None:
 
 
 def leaves(rank: int, world_size: int) -> None:
-    model, exchange = Sparse(), Exchange(world_size)
+    model, exchange = Sparse(), RowExchange(world_size)
     table = place_table(model, "emb").table
     take_part(table, (0, 7, 20), rank, exchange, in_memory, seed=0)
     if rank == 1:

@@ -29,7 +29,7 @@ class Route:
     anybody: bool
 
 
-class Exchange:
+class RowExchange:
     """Moves ids and rows between the devices of a group, in whose order owners are counted."""
 
     def __init__(self, world_size: int, group: Group = None) -> None:

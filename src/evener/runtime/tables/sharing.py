@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from evener.errors import PlanMismatchError
-from evener.runtime.tables.exchange import Exchange
+from evener.runtime.tables.exchange import RowExchange
 from evener.runtime.tables.rows import WEIGHT, MemoryRows, Rows, StandInRows, initial_rows
 from evener.runtime.tables.table import Part, Table
 
@@ -41,7 +41,7 @@ def bounds_of(table: str, num_rows: int, rows: Mapping[str, int], devices: Seque
 
 
 def take_part(
-    table: Table, bounds: tuple[int, ...], rank: int, exchange: Exchange, make: MakeRows, seed: int
+    table: Table, bounds: tuple[int, ...], rank: int, exchange: RowExchange, make: MakeRows, seed: int
 ) -> None:
     """Hold rows bounds[rank] to bounds[rank + 1] of `table`, and no others; called by all devices together.
 
@@ -64,7 +64,7 @@ def take_part(
     table.share(Part(start, stop, rows), bounds, exchange)
 
 
-def _slice_of_first(whole: Tensor, start: int, stop: int, exchange: Exchange) -> Tensor:
+def _slice_of_first(whole: Tensor, start: int, stop: int, exchange: RowExchange) -> Tensor:
     mine = torch.empty(stop - start, whole.shape[1], dtype=whole.dtype)
     step = chunk_rows(whole.shape[1] * whole.element_size())
     for first in range(0, len(whole), step):
@@ -76,7 +76,7 @@ def _slice_of_first(whole: Tensor, start: int, stop: int, exchange: Exchange) ->
     return mine
 
 
-def gathered(table: Table, rank: int, exchange: Exchange) -> Tensor | None:
+def gathered(table: Table, rank: int, exchange: RowExchange) -> Tensor | None:
     """The whole table on the group's first device, else None; called by all devices together."""
     leads = rank == 0
     whole = torch.empty(table.num_rows, table.dim, dtype=table.dtype) if leads else None
@@ -117,7 +117,7 @@ def fetch(
     tables: Sequence[Table],
     ids_of: Mapping[str, Callable[[Any], Tensor]],
     batches: Sequence[Any],
-    exchange: Exchange,
+    exchange: RowExchange,
 ) -> None:
     """Bring the rows that `batches` need of all `tables`; called by all devices of the group together."""
     wanted = []

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from evener.errors import DataError, ModelError
-from evener.runtime.tables.exchange import Exchange, Route
+from evener.runtime.tables.exchange import Route, RowExchange
 from evener.runtime.tables.lookup import sorted_ids
 from evener.runtime.tables.optimizers import TableOptimizer
 from evener.runtime.tables.rows import WEIGHT, MemoryRows, Rows, add
@@ -88,7 +88,7 @@ class Table:
     def __init__(self, name: str, num_rows: int, dim: int, part: Part) -> None:
         self.name, self.num_rows, self.dim, self.part = name, num_rows, dim, part
         self.bounds: tuple[int, ...] = (0, num_rows)
-        self.exchange: Exchange | None = None
+        self.exchange: RowExchange | None = None
         self.optimizer: TableOptimizer | None = None
         self.rates = Rates()
         self.before: list[Part] = []  # what this device had before it shared anew, good until the next step
@@ -117,12 +117,12 @@ class Table:
         self.part.rows.prepare(optimizer.widths(self.dim))
         self.rates.restore(self.part.rows.rates)
 
-    def share(self, part: Part, bounds: tuple[int, ...], exchange: Exchange) -> None:
+    def share(self, part: Part, bounds: tuple[int, ...], exchange: RowExchange) -> None:
         """From now on this device has `part`, and the others theirs."""
         self.part, self.bounds = part, bounds
         self.exchange = exchange if exchange.world_size > 1 else None
 
-    def share_anew(self, part: Part, bounds: tuple[int, ...], exchange: Exchange) -> None:
+    def share_anew(self, part: Part, bounds: tuple[int, ...], exchange: RowExchange) -> None:
         """As `share`, with rows that are still to come; those that are here stay until the next step."""
         if self.optimizer is not None and self.is_whole:
             self.catch_up()

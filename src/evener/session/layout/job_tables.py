@@ -21,7 +21,7 @@ from evener.errors import UsageError
 from evener.planner.tables import CPU, DEVICE, too_large
 from evener.runtime.reducers import Reducers
 from evener.runtime.tables.ahead import Lookahead
-from evener.runtime.tables.exchange import Exchange
+from evener.runtime.tables.exchange import RowExchange
 from evener.runtime.tables.finding import IdsOf
 from evener.runtime.tables.layer import TableLayer, put_back, table_layers
 from evener.runtime.tables.rows import MemoryRows
@@ -42,7 +42,7 @@ class JobTables:
 
     layers: list[TableLayer] = field(default_factory=list)
     here: list[TableLayer] = field(default_factory=list)
-    exchange: Exchange = field(default_factory=lambda: Exchange(1))
+    exchange: RowExchange = field(default_factory=lambda: RowExchange(1))
     rank: int = 0
     ids_of: dict[str, IdsOf] = field(default_factory=dict)
     take_parts: Callable[[], None] = lambda: None
@@ -199,7 +199,7 @@ def open_tables(seat: Seat) -> JobTables:
     if not layers:
         return JobTables()
     several = ranks.world_size > 1
-    exchange = Exchange(ranks.world_size, seat.new_group(ranks.devices) if several else None)
+    exchange = RowExchange(ranks.world_size, seat.new_group(ranks.devices) if several else None)
     far = site.torch_device.type != "cpu"
     ids_of, notes = ids_found(recipe, layers, must=several) if several or far else ({}, ())
     placed = placements(recipe, seat.plan, ranks.devices)
