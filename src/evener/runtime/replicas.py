@@ -9,12 +9,13 @@ from torch import nn
 
 from evener.core.seams import Wire
 from evener.runtime.ranks import PATIENCE, Ranks
+from evener.runtime.raw import raw
 
 
 def spread_state(model: nn.Module) -> None:
     """Give every device the parameters and buffers of the group's first device."""
     for tensor in [*model.parameters(), *model.buffers()]:
-        host = tensor.detach().cpu()
+        host = tensor.detach().cpu().contiguous()  # Gloo sends memory as it lies, whatever the strides
         dist.broadcast(host, src=0)
         tensor.detach().copy_(host)
 
@@ -32,7 +33,7 @@ def average_buffers(
         if buffer.is_floating_point() and name.rpartition(".")[0] not in without:
             part, mean = parts.get(name, 0.0), torch.zeros(buffer.shape, dtype=torch.float64)
             if part:  # nothing at all of a buffer with part 0: -inf · 0 of a mask would be NaN
-                mean = buffer.detach().to("cpu", torch.float64) * part
+                mean.copy_(buffer.detach()).mul_(part)
             wire.all_reduce(mean, f"buffer {name}").wait()
             buffer.detach().copy_(mean)
 
@@ -40,9 +41,7 @@ def average_buffers(
 def checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """A short hash of each tensor, bit by bit: equal on two devices means equal tensors."""
     return {
-        name: hashlib.blake2b(
-            t.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes(), digest_size=8
-        ).hexdigest()
+        name: hashlib.blake2b(raw(t.detach().cpu().contiguous()).numpy().tobytes(), digest_size=8).hexdigest()
         for name, t in tensors.items()
     }
 
@@ -58,7 +57,7 @@ def collect(model: nn.Module, holders: Mapping[str, tuple[str, ...]], ranks: Ran
         if ranks.here == owners[0]:
             _wait(dist.isend(tensor.detach().cpu().contiguous(), dst=0))
         elif ranks.here == leader:
-            host = torch.empty_like(tensor, device="cpu")
+            host = torch.empty(tensor.shape, dtype=tensor.dtype)
             _wait(dist.irecv(host, src=ranks.devices.index(owners[0])))
             tensor.detach().copy_(host)
 

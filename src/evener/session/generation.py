@@ -120,13 +120,16 @@ def conclude(member: Member, generation: Generation, journal: Journal) -> Outcom
     steps.average_buffers(layout.holding.wire)
     collect(recipe.model, layout.holders, ranks)
     layout.tables.put_back(recipe.model, Path(member.request.run_dir))
+    unsaved: FileError | None = None
+    if ranks.rank == 0:
+        try:
+            save_parameters(recipe.model, Path(member.request.run_dir))
+        except FileError as e:
+            unsaved = e
+    # After the weights are written: no comparison may cost what was trained.
+    room.put(f"checksums/{ranks.here}", Checksums(by_name=checksums(layout.parameters)))
     if ranks.rank:
         return None
-    unsaved: FileError | None = None
-    try:
-        save_parameters(recipe.model, Path(member.request.run_dir))
-    except FileError as e:
-        unsaved = e
     spans = [s for d in ranks.devices for s in room.get(f"trace/{d}", Trace).spans]
     rehearsed = member.request.rehearse
     lateness = [room.get(f"lateness/{d}", Lateness) for d in ranks.devices] if rehearsed else []
@@ -213,14 +216,13 @@ def _saving(member: Member, generation: Generation) -> Checkpointing | None:
 
 
 def _hand_in(room: Meeting, steps: Steps) -> None:
-    """Give the leading process what only this one knows: spans, lateness, the parameters' checksum."""
+    """Give the leading process what only this one knows: spans, lateness, what it has to say."""
     here, site, tidied = steps.ranks.here, steps.site, steps.executor.tidied
     room.put(f"said/{here}", Said(lines=(*site.notes, *steps.said, *([tidied] if tidied else []))))
     room.put(f"trace/{here}", Trace(source="measured", spans=steps.executor.spans))
     room.put(f"lookups/{here}", Lookups(by_table=steps.layout.tables.lookups))
     if steps.profiler and steps.profiler.found:
         room.put(f"profiled/{here}", steps.profiler.found)
-    room.put(f"checksums/{here}", Checksums(by_name=checksums(steps.layout.parameters)))
     if site.lateness is not None:
         room.put(f"lateness/{here}", site.lateness)
 

@@ -11,6 +11,7 @@ from collections import deque
 import torch
 
 from evener.runtime.channels.messages import MAX_HEADER_BYTES, Header, unpack, unreadable
+from evener.runtime.raw import raw
 
 _LENGTH = struct.Struct("<I")
 _BUFFER_BYTES = 2**16
@@ -117,8 +118,7 @@ def framed(header: bytes, tensors: tuple[torch.Tensor, ...]) -> list[memoryview]
     views = [memoryview(_LENGTH.pack(len(header)) + header)]
     for tensor in tensors:
         if tensor.numel():
-            flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
-            views.append(_bytes_of(flat))
+            views.append(_bytes_of(raw(tensor.detach().to("cpu").contiguous())))
     return views
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from evener.errors import ModelError, StateError
 from evener.runtime.checkpoints.files import Files
 from evener.runtime.checkpoints.manifest import OLDER, Shard, TensorInfo
+from evener.runtime.raw import raw
 
 PIECE_BYTES = 4 * 2**20
 DTYPES = {
@@ -115,7 +116,7 @@ def _pieces(
 
 def bytes_of(tensor: Tensor):
     """The bytes of a contiguous host tensor as a numpy array that shares its memory."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return raw(tensor).numpy()
 
 
 def check_shard(folder: Path, shard: Shard) -> None:

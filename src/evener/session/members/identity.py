@@ -10,6 +10,7 @@ import torch
 from evener import __version__
 from evener.core.figures import Value
 from evener.runtime.checkpoints.manifest import model_id
+from evener.runtime.raw import raw
 from evener.session.checkpoints.state import infos_of
 from evener.session.recipe import Recipe
 from evener.session.request import Request
@@ -65,7 +66,7 @@ def _take_in(value: Any, into: Any) -> None:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()
         into.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        into.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        into.update(raw(value).numpy().tobytes())
     elif isinstance(value, Mapping):
         for key in sorted(map(str, value)):
             into.update(key.encode())
