@@ -110,6 +110,7 @@ def test_a_nan_on_one_device_names_it(tmp_path: Path) -> None:
     )
     assert isinstance(error, errors.NonFiniteError)
     assert "lab/b" in str(error) and "lab/a" not in error.what
+    assert error.remedy.startswith("weight= where labels may be ignored")  # else their mean may be 0 / 0
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -132,7 +132,7 @@ class Steps:
                     result.verdict.reason,
                     numbers=f"step {number}, samples {self.samples_seen} to "
                     f"{self.samples_seen + result.samples}",
-                    remedy='a lower learning rate or max_norm; on_non_finite="skip" drops such steps',
+                    remedy=self._to_stay_finite(),
                 )
             if self.adapter:
                 self._adapt(self.adapter, result)
@@ -149,6 +149,12 @@ class Steps:
             seconds = self.executor.gather_seconds(self.number)
             last, self._unrecorded = self._unrecorded, None
             yield record_of(last, seconds)
+
+    def _to_stay_finite(self) -> str:
+        problem = self.recipe.problem
+        of_samples = problem.weight is None and problem.reduction == "mean"
+        empty = "weight= where labels may be ignored: a mean over none of them is NaN; " if of_samples else ""
+        return f'{empty}a lower learning rate or max_norm; on_non_finite="skip" drops such steps'
 
     def _said(self, told: tuple[list[StepRecord], list[str]]) -> list[StepRecord]:
         self.decisions += told[1]

@@ -23,7 +23,7 @@ MOST_SAMPLES = 8  # at once
 CUTS = (3, 1, 4)
 """Of so many samples, one set of them for each: parts of one set may make the whole by chance."""
 TOLERANCE = 1e-3  # of the loss: convolutions on some cards round to ten bits
-_SEEN = "whether the loss adds up over parts of a batch was not looked at"
+UNSEEN = "whether the loss adds up over parts of a batch was not looked at"
 _ACCEPT = (
     "where each micro-batch is to have a mean of its own all the same, as in gradient accumulation: weight= "
     "with the number of samples, weight=lambda batch: len(batch[0])"
@@ -50,20 +50,22 @@ def check_adds_up(recipe: Recipe, device: torch.device) -> str:
     Three sets of them, so a loss that is off for few samples, or by chance for none of these, is not found:
     `evener verify` compares whole batches.
 
-    The model is on `device` and is left as it was. Returns a sentence where nothing could be compared, else
+    The model is on `device` and is left as it was. Returns a sentence where a set could not be compared, else
     "". A recipe with its own `weight` is not looked at: that is the user's word. Raises ModelError where the
     parts do not make the whole: then the result would depend on how a batch is split.
-    Example: a mean over the valid labels of each batch, without weight=, is refused.
+    Example: a mean over the valid labels of each batch, without weight=, is refused; also where a part has
+    none, whose mean is NaN.
     """
     size = len(recipe.dataset)
     samples = min(MOST_SAMPLES, recipe.global_batch, size)
     if recipe.weight is not None or samples < 2:
         return ""
     if table_layers(recipe.model):
-        return f"{_SEEN}: tables are placed elsewhere"
+        return f"{UNSEEN}: tables are placed elsewhere"
     rounding = max((torch.finfo(p.dtype).eps for p in recipe.model.parameters()), default=0.0)
     if rounding > TOLERANCE / 100:
-        return f"{_SEEN}: the model is in a lower precision than float32"
+        return f"{UNSEEN}: the model is in a lower precision than float32"
+    unseen = []
     for number, cut in enumerate(CUTS):
         spread = len(CUTS) * samples
         indices = [(len(CUTS) * i + number) * size // spread for i in range(samples)]
@@ -73,16 +75,26 @@ def check_adds_up(recipe: Recipe, device: torch.device) -> str:
                 parts = [_run(recipe, device, part) for part in (indices[:at], indices[at:])]
                 whole, again = _run(recipe, device, indices), _run(recipe, device, indices)
         except Exception as e:
-            return f"{_SEEN}: {last_line(e)}"
+            unseen.append(last_line(e))
+            continue
+        if why := _unsteady(whole.loss_sum, again.loss_sum):
+            unseen.append(why)
+            continue
+        # A part without a valid label has a mean of 0 / 0. Losses of either sign may nearly cancel: what is
+        # left of them is rounding, so parts count as well.
         sums = [part.loss_sum for part in parts]
-        if not all(map(math.isfinite, [whole.loss_sum, again.loss_sum, *sums])):
-            return f"{_SEEN}: it is no finite number"
-        if not _close(whole.loss_sum, again.loss_sum):
-            return f"{_SEEN}: it is another one each time"
-        # Losses of either sign may nearly cancel: what is left of them is rounding, so parts count as well.
-        if not _close(whole.loss_sum, sum(sums), *sums):
+        if not all(map(math.isfinite, sums)) or not _close(whole.loss_sum, sum(sums), *sums):
             raise _refused(recipe.problem, whole, parts)
-    return ""
+    if not unseen:
+        return ""
+    return f"{UNSEEN} in {len(unseen)} of {len(CUTS)} tries: {', '.join(dict.fromkeys(unseen))}"
+
+
+def _unsteady(loss: float, again: float) -> str:
+    """Why nothing can be compared with the loss of the same samples run twice, or ""."""
+    if not (math.isfinite(loss) and math.isfinite(again)):
+        return "it is no finite number"
+    return "" if _close(loss, again) else "it is another one each time"
 
 
 @contextmanager

@@ -16,6 +16,7 @@ CPU = torch.device("cpu")
 X = torch.randn(64, 6, generator=torch.manual_seed(0))
 Y = (X[:, 0] > 0).long()
 MASKED = torch.where(X[:, 1] > 0.5, -100, Y)
+FEW = torch.where(torch.arange(64) < 32, -100, Y)  # none in the first half, so a part's mean is 0 / 0
 
 
 class Centred(nn.Linear):
@@ -56,11 +57,12 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
     ("recipe", "what", "remedy"),
     [
         (lambda: made(masked, MASKED), "no mean over samples", "weight="),
+        (lambda: made(masked, FEW), "no mean over samples", "weight="),
         (lambda: made(by_class), "no mean over samples", "classes' weights"),
         (lambda: made(summed), "is a sum over samples", 'reduction="sum"'),
         (lambda: made(masked, model=Centred(6, 3)), "mixes the samples", "len(batch[0])"),
     ],
-    ids=["masked labels", "class weights", "a sum", "a model that mixes samples"],
+    ids=["masked labels", "a part without labels", "class weights", "a sum", "a model that mixes samples"],
 )
 def test_what_would_depend_on_the_split_is_refused_before_the_first_step(recipe, what, remedy) -> None:
     """They trained in silence, with gradients that were 5 to 7 % off."""
@@ -116,6 +118,17 @@ def test_a_loss_whose_samples_cancel_is_compared_by_its_parts() -> None:
 )
 def test_what_could_not_be_compared_is_said(model, why) -> None:
     assert why in check_adds_up(made(masked, MASKED, model=model()), CPU)
+
+
+def test_samples_without_any_label_are_said_and_the_others_looked_at() -> None:
+    """The first set decided for all: a mean over no label is NaN, whole and parts alike."""
+    first = torch.zeros(64, dtype=torch.bool)
+    first[[3 * i * 64 // 24 for i in range(8)]] = True  # what the first set takes
+    with pytest.raises(ModelError, match="no mean over samples") as refused:
+        check_adds_up(made(masked, torch.where(first, -100, MASKED)), CPU)
+    assert "1 and 7 of them" in refused.value.numbers
+    said = check_adds_up(made(masked, torch.where(first, -100, Y)), CPU)
+    assert said.endswith("was not looked at in 1 of 3 tries: it is no finite number")
 
 
 def test_parts_that_make_the_whole_by_chance_are_not_the_only_ones_looked_at() -> None:
