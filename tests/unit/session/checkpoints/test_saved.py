@@ -99,7 +99,9 @@ def test_the_command(tmp_path: Path, capsys) -> None:
     assert run(capsys, str(path), "--no-verify")[0] == 0
     code, found, _ = run(capsys, str(tmp_path))
     assert code == 1 and "checksum" in found["checkpoints"][0]["problem"]
-    assert run(capsys, str(tmp_path / "nowhere"))[0] == 1
+    (tmp_path / "empty").mkdir()
+    assert run(capsys, str(tmp_path / "empty"))[0] == 1
+    assert run(capsys, str(tmp_path / "nowhere"))[0] == 2
 
 
 def test_a_damaged_newest_one_is_named_in_full_and_is_a_no(
