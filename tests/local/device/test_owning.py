@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from evener.core.figures import line
+from evener.core.plan import Ownership, Pipeline, Plan, Share, Stage
+from evener.core.routes import Routes
+from evener.rehearsal.device.clock import Clock
+from evener.runtime.owning.means import Means
+from evener.runtime.owning.owned import Owned
+from evener.runtime.owning.post import GroupPost
+from evener.runtime.ranks import Ranks
+from evener.runtime.wire import SoloWire
 from evener.session.exactness.verify import verify
 from tests.local.device.comparing import raises
 from tests.local.device.opening import card_of
@@ -56,6 +66,46 @@ def test_a_parameter_may_be_elsewhere_between_its_forward_and_its_backward(pool:
 
 def test_a_storage_that_is_let_go_takes_no_memory_of_the_device(pool: Pool) -> None:
     pool.run(let_go_and_taken_back, 1)
+
+
+def gradients_of_small_layers_leave_as_one(rank: int, world_size: int) -> None:
+    from evener.rehearsal.device.driver import CardDriver
+
+    card = card_of(link=line(5e-3, 1e8), clock=Clock(host_counts=False))
+    name, layers = card.device.name, ("0", "1", "2")
+    stage = Stage(layers=layers, shares=(Share(devices=(name,), samples=4),))
+    plan = Plan(
+        global_batch=4,
+        schedule="1f1b",
+        pipelines=(Pipeline(samples=4, micro_batch=4, stages=(stage,)),),
+        owners=tuple(Ownership(layer=x, parts={name: 1}, held="gradients") for x in ("0", "2")),
+    )
+    model = nn.Sequential(nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 50)).to("rehearsal")
+    means = Means(
+        ranks=Ranks((name,), name),
+        post=GroupPost(None, (name,)),
+        wire=SoloWire(),
+        device=card.torch_device,
+        now=CardDriver(card).now,
+    )
+    owned = Owned(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, means)
+    owned.begin_step(0, Routes(plan), trains=True)
+    (gradients,) = owned.gradients.values()
+    gradients.begin(1.0)
+    model(torch.ones(4, 50, device="rehearsal")).sum().backward()
+    ((action, begun_s, ended_s, cause),) = owned.take_waits()
+    assert (action, cause) == ("OFFLOAD0", "transfer")
+    assert ended_s - begun_s == pytest.approx(5e-3 + 2 * 51 * 50 * 4 / 1e8), "four tensors, one copy"
+    gradients.launch_rest(0)
+    gradients.wait()
+    gradients.finish()
+    grads = [piece.values.grad for pieces in owned.pieces.values() for piece in pieces]
+    assert len(grads) == 4 and all(g is not None and g.device.type == "rehearsal" for g in grads)
+    owned.close()
+
+
+def test_gradients_of_a_unit_of_small_layers_leave_an_accelerator_as_one_copy(pool: Pool) -> None:
+    pool.run(gradients_of_small_layers_leave_as_one, 1)
 
 
 @pytest.mark.parametrize("state", ["optimizer", "parameters"])
