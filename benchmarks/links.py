@@ -46,6 +46,7 @@ PORT = 29555
 SIZES = (0, 2**16, 2**18, 2**20)
 STREAM_BYTES = 2**22  # of messages that follow one another, where a link is measured
 LEAST_REPEATS, MOST_REPEATS = 6, 40
+OPENING_S = 300.0  # at most, for links, trials, and six turns of slow ways
 LOSSLESS_PART = 0.834
 """Of the bytes of normal float32, what a lane sends that packs them without loss."""
 NEAR = 1.1
@@ -304,7 +305,7 @@ def measured(
                     GLOO_SOCKET_IFNAME=f"eth{topology.switch_of(device)}",
                 )
             )
-        ends = [s.finish(seconds + 120) for s in started]
+        ends = [s.finish(seconds + OPENING_S) for s in started]
     assert all(code == 0 for code, _, _ in ends), ends
     return msgspec.json.decode(ends[0][1], type=Told)
 
