@@ -40,7 +40,7 @@ def doctor(
     origin; and for each finding its code, the evidence and the line that mends it. docs/doctor.md has a
     section for each code. Exit code 0: nothing will fail; 1: something will; 2: wrong use.
     """
-    from evener.core.files import read, write
+    from evener.core.files import check_target, read, write
     from evener.diagnosis.across import across, pairs
     from evener.diagnosis.finding import GRADES, worst
     from evener.diagnosis.findings import findings
@@ -50,6 +50,7 @@ def doctor(
         raise UsageError(
             "--save, --peer and --host are about this host, files about others", remedy="one or the other"
         )
+    check_target(save)
     if hosts:
         facts = [read(f, HostFacts) for f in hosts]
     else:

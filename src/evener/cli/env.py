@@ -63,12 +63,15 @@ def _needs(hosts: list[Path], fleet: Path | None, kinds: str | None):
     from evener.diagnosis import environments as of
     from evener.errors import UsageError
 
-    if sum(map(bool, (hosts, fleet, kinds))) > 1:
+    named = [k.strip() for k in (kinds or "").split(",") if k.strip()]
+    if kinds is not None and not named:
+        raise UsageError(f"--kinds {kinds!r} names no kind", remedy="--kinds 'RTX 3060, cpu'")
+    if sum(map(bool, (hosts, fleet, named))) > 1:
         raise UsageError("hosts, --fleet and --kinds are three ways to say one thing", remedy="one of them")
     if fleet:
         return of.needs_of_fleet(read_fleet(fleet))
-    if kinds:
-        return tuple(of.needs_of_kind(k.strip()) for k in kinds.split(",") if k.strip())
+    if named:
+        return tuple(of.needs_of_kind(k) for k in named)
     if hosts:
         return of.needs_of_hosts([read(f, HostFacts) for f in hosts])
     from evener.probing.host import look

@@ -34,7 +34,7 @@ from evener.cli.options import (
 from evener.core.budgets import with_budgets
 from evener.core.catalogue import read_fleet
 from evener.core.fewer import fewer_in
-from evener.core.files import read, write
+from evener.core.files import check_target, read, write
 from evener.core.fleet import Fleet
 from evener.core.job import Job, Shapes
 from evener.core.ownership import WORDS, held_by, shares_of_state
@@ -91,6 +91,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Find the best plan for a fleet and a profile, and say why."""
+    check_target(output)
     devices = with_budgets(read_fleet(fleet), memory or ())
     job = job_from(
         devices,
@@ -135,7 +136,7 @@ def world_of(fleet: Fleet, profile: Path | None, model: str | None, precision: s
     """
     if (profile is None) == (model is None):
         what = "neither profile nor --model is given" if model is None else "profile and --model are given"
-        raise UsageError(what, remedy="evener plan FLEET PROFILE, or evener plan FLEET --model gpt2")
+        raise UsageError(what, remedy="FLEET PROFILE, or FLEET --model gpt2")
     if profile is not None:
         return World(fleet=fleet, profile=read(profile, Profile))
     from evener.core.transformer import transformer  # only when wanted: a measured profile answers without

@@ -13,7 +13,10 @@ def predict(
     script: Annotated[Path, typer.Argument(help="Python file with a function recipe() → ev.Recipe.")],
     out: Annotated[Path, typer.Option(help="File to write: NAME.safetensors or NAME.npz.")],
     weights: Annotated[
-        Path | None, typer.Option(help="A safetensors file or the folder of a run (default: recipe()'s own).")
+        Path | None,
+        typer.Option(
+            exists=True, help="A safetensors file or the folder of a run (default: recipe()'s own)."
+        ),
     ] = None,
     data: Annotated[
         Literal["heldout", "dataset"], typer.Option(help="Which of the recipe's samples.")

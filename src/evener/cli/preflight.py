@@ -41,6 +41,7 @@ def preflight(
     interface it should listen and why, what your NCCL_ and GLOO_ variables change, and which pairs are dead.
     Exit code 1 if one is. `evener train` does the same before a job on several hosts.
     """
+    place = _place(meet, processes, number)
     from evener.probing import host_name
     from evener.probing.peers import peer_copies
     from evener.probing.preflight import Board, Party, names_of
@@ -48,7 +49,7 @@ def preflight(
     from evener.report.ways import verdict_object, verdict_text
     from evener.runtime.channels.places import this_host
 
-    store, place, count, mine = _meeting(meet, processes, number, wait)
+    store, meeting_place, count, mine = _meeting(place, wait)
     board = Board(store)
     here = name or host_name()
     with waiting(f"process {mine} waits for all of the {count} processes to come to {meet or 'torchrun'}"):
@@ -58,7 +59,7 @@ def preflight(
         number=mine,
         host=this_host() or here,
         board=board,
-        meeting_place=place,
+        meeting_place=meeting_place,
     )
     verdict = try_all(party, copies=lambda: peer_copies(_cards(here)), come_s=wait)
     print(verdict_text(verdict), end="", file=sys.stderr if as_json else sys.stdout)
@@ -68,21 +69,13 @@ def preflight(
         raise typer.Exit(1)
 
 
-def _meeting(
-    meet: str | None, processes: int | None, number: int | None, wait: float
-) -> tuple[Any, str, int, int]:
-    """(store, host of the meeting place, processes, which one this is), from the options or from torchrun."""
-    import torch.distributed as dist
-
-    from evener.errors import EnvironmentBrokenError, UsageError
-    from evener.probing.trial import reach
+def _place(meet: str | None, processes: int | None, number: int | None) -> tuple[str, int, int, int] | None:
+    """(host, port, processes, which one this is) of the options; None where torchrun has told it."""
+    from evener.errors import UsageError
     from evener.session.launched import is_launched
-    from evener.session.meeting import open_meeting
 
     if meet is None and is_launched():
-        meeting = open_meeting()
-        room = dist.PrefixStore("preflight", meeting.store)
-        return room, os.environ.get("MASTER_ADDR", ""), meeting.world_size, meeting.rank
+        return None
     if meet is None or processes is None or number is None or number >= processes:
         raise UsageError(
             "a preflight needs to know where to meet, how many take part and which one this is",
@@ -92,6 +85,22 @@ def _meeting(
     host, port = host_and_port(meet, example="--meet lab1:29400")
     if not port:
         raise UsageError(f"{meet!r} is no place to meet: all must know its port", remedy="--meet lab1:29400")
+    return host, port, processes, number
+
+
+def _meeting(place: tuple[str, int, int, int] | None, wait: float) -> tuple[Any, str, int, int]:
+    """(store, host of the meeting place, processes, which one this is)."""
+    import torch.distributed as dist
+
+    from evener.errors import EnvironmentBrokenError
+    from evener.probing.trial import reach
+    from evener.session.meeting import open_meeting
+
+    if place is None:
+        meeting = open_meeting()
+        room = dist.PrefixStore("preflight", meeting.store)
+        return room, os.environ.get("MASTER_ADDR", ""), meeting.world_size, meeting.rank
+    host, port, processes, number = place
     try:
         socket.getaddrinfo(host, port)  # else torch tries a name that nobody knows for a minute
         trouble = "" if number == 0 else reach(host, port, come_s=wait, silent_s=_REACH_S)
@@ -106,7 +115,7 @@ def _meeting(
     except (RuntimeError, ValueError) as e:
         trouble = str(e).partition("\n")[0]
     raise EnvironmentBrokenError(
-        f"process {number} does not reach the meeting place {meet}: {trouble}",
+        f"process {number} does not reach the meeting place {host}:{port}: {trouble}",
         numbers=_way_there(host),
         remedy="an address of process 0 that this host reaches, and a free port there",
     )

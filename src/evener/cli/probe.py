@@ -71,8 +71,9 @@ def probe(
     `EVENER_TOKEN=... evener probe --join FIRST:4711 -o fleet.json` measure the links between all of them as
     well. `evener probe --merge a.json b.json -o fleet.json` only puts files together.
     """
-    from evener.core.files import write
+    from evener.core.files import check_target, write
 
+    check_target(output)
     if merge:
         fleet = _merged(files or [], gather or join or devices or host or disk)
     else:

@@ -45,7 +45,7 @@ def profile(
     not fit in memory is a result, not an error.
     """
     from evener.core.catalogue import read_fleet
-    from evener.core.files import write
+    from evener.core.files import check_target, write
     from evener.session.ask import alike_by_kind, check_script
 
     if fleet and rehearse:
@@ -54,6 +54,7 @@ def profile(
             remedy="--fleet for the devices of this host, --rehearse for devices that are only played",
         )
     check_script(Path(script))
+    check_target(output)
     file = fleet or rehearse
     devices = read_fleet(file) if file else None
     sizes = parse_sizes(micro_batches) if micro_batches else None

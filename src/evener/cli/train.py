@@ -49,6 +49,7 @@ from evener.cli.options import (
     names_in,
     places_in,
 )
+from evener.core.addresses import host_and_port
 from evener.core.faults import parse_faults
 from evener.core.job import MAX_SAMPLES
 from evener.errors import UsageError
@@ -128,6 +129,10 @@ def train(
             "--real-links belongs to the command that starts a job: no device joins into its namespaces",
             remedy="leave one of --join and --real-links out",
         )
+    if join and token_file is None:
+        raise UsageError("--join needs the job's token", remedy="--token-file RUN/join-token")
+    for address in filter(None, (listen, open_at, join)):
+        host_and_port(address, example="127.0.0.1:8080")
     if script is None and not join:
         raise UsageError("nothing to train was named", remedy="evener train SCRIPT")
     from evener.session.launching.server import start_early
@@ -140,7 +145,7 @@ def train(
     listen = listen or (SERVED_AT if serve else None)
     if world_size_here() is not None and (listen or log_to):
         raise _beside_torchrun()
-    if join:
+    if join and token_file:
         outcome = _join(join, token_file, script, fleet, rehearse, devices, run_dir, quiet=quiet)
         if as_json and outcome is not None:
             print_json(outcome.as_json())
@@ -223,7 +228,7 @@ def _run(request: "Request", listen: str | None, log_to: Sequence[str]) -> "Outc
 
 def _join(
     address: str,
-    token_file: Path | None,
+    token_file: Path,
     script: Path | None,
     fleet: Path | None,
     rehearse: Path | None,
@@ -236,8 +241,6 @@ def _join(
     from evener.session.ask import fleet_of
     from evener.session.launching.visit import visit
 
-    if token_file is None:
-        raise UsageError("--join needs the job's token", remedy="--token-file RUN/join-token")
     here = fleet_of(fleet, rehearse, devices, None)
     return visit(
         address,

@@ -22,6 +22,7 @@ EXAMPLES = {
     "profile": "evener profile writes one",
 }
 """Where a valid file of each type is to be seen."""
+_ROOM = "a folder with room that you may write to"
 
 
 def read(path: str | Path, shape: type[T]) -> T:
@@ -88,8 +89,7 @@ def write(path: str | Path, value: object) -> None:
 def write_bytes(path: str | Path, raw: bytes) -> None:
     """Replace the file at `path` by `raw` in one step; FileError where something else is there."""
     path = Path(path)
-    if path.exists() and not path.is_file():
-        raise FileError(f"{path} is no regular file, and would be replaced by one", remedy="another name")
+    _check_regular(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -103,6 +103,22 @@ def write_bytes(path: str | Path, raw: bytes) -> None:
             raise
     except OSError as e:
         raise cannot_write(path, e) from e
+
+
+def check_target(path: str | Path | None) -> None:
+    """FileError where no file could be written at `path`, if there is one: before the work that it is for."""
+    if path is None:
+        return
+    _check_regular(Path(path))
+    folder = next(p for p in Path(path).absolute().parents if p.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        what = "is not yours to write to" if folder.is_dir() else "is no folder"
+        raise FileError(f"cannot write {path}: {folder} {what}", remedy=_ROOM)
+
+
+def _check_regular(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise FileError(f"{path} is no regular file, and would be replaced by one", remedy="another name")
 
 
 def append(path: str | Path, raw: bytes) -> None:
@@ -128,6 +144,4 @@ def append_to(file: io.FileIO, raw: bytes) -> None:
 
 def cannot_write(path: str | Path, error: OSError) -> FileError:
     """The error for a file that could not be written."""
-    return FileError(
-        f"cannot write {path}: {error.strerror}", remedy="a folder with room that you may write to"
-    )
+    return FileError(f"cannot write {path}: {error.strerror}", remedy=_ROOM)

@@ -125,14 +125,14 @@ def _check_limits(job: Job, aim: Aim, split: Split) -> None:
         raise NoPlanFitsError(
             f"the fastest plan misses the limit of {ms(job.max_step_s)} a step",
             numbers=f"it takes {ms(split.step_s)}",
-            remedy=f"max_step_s of {split.step_s:.4g} or more, a smaller global batch, or more devices",
+            remedy=f"--max-step {split.step_s:.4g} or more, a smaller global batch, or more devices",
         )
     if not aim.allowed(split.samples):
         price = aim.per_hour(split.samples)
         raise NoPlanFitsError(
             "the devices asked for cost more than max_price_per_hour",
             numbers=f"{price:.4g} an hour, the limit is {job.max_price_per_hour:.4g}",
-            remedy=f"max_price_per_hour of {price:.4g}, or fewer devices",
+            remedy=f"--max-price {price:.4g}, or fewer devices",
         )
 
 

@@ -86,14 +86,16 @@ def fleet_of(fleet: Path | None, rehearse: Path | None, devices: str | None, wor
     """
     if fleet and rehearse:
         raise UsageError("--fleet and --rehearse exclude each other", remedy="give one of them")
+    if devices is not None and not devices.replace(",", "").strip():
+        raise UsageError(
+            f"--devices {devices!r} names no device", remedy="cuda:1,cuda:3, or names of the fleet"
+        )
     path = fleet or rehearse
     if path is None:
         return fleet_here(devices, world_size)
     whole = chosen = read_fleet(path)
     if devices:
         names = tuple(w.strip() for w in devices.split(",") if w.strip())
-        if not names:
-            raise UsageError(f"--devices {devices!r} names no device", remedy="names of the fleet file")
         chosen = chosen.only(names).with_hosts((*whole.hosts, *whole.devices))
     if rehearse:
         # A plain "CPU" without figures is this machine's own, which nothing paces.

@@ -7,7 +7,7 @@ import pytest
 
 from evener.core.catalogue import FleetFile
 from evener.core.figures import Value
-from evener.core.files import EXAMPLES, decode, read, read_bytes
+from evener.core.files import EXAMPLES, check_target, decode, read, read_bytes
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
@@ -56,3 +56,16 @@ def test_a_mark_of_utf_8_is_passed_over_and_a_slip_has_its_line() -> None:
     assert decode(b"\xef\xbb\xbf" + raw, FleetFile, "x").devices == decode(raw, FleetFile, "x").devices
     with pytest.raises(FileError, match=r"\(line 2, column 13\)"):
         decode(b'{\n"devices": [,]}', FleetFile, "x")
+
+
+def test_where_nothing_can_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+    """`evener probe -o` measured for 17 s first."""
+    check_target(None)
+    check_target(tmp_path / "new" / "folder" / "fleet.json")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").write_text("")
+    check_target(tmp_path / "file")
+    with pytest.raises(FileError, match="no regular file"):
+        check_target(tmp_path)
+    with pytest.raises(FileError, match=f"cannot write .*: {tmp_path}/file is no folder"):
+        check_target(tmp_path / "file" / "fleet.json")

@@ -30,7 +30,9 @@ class Rule(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.seconds is None):
             raise UsageError("a checkpoint is due every so many steps or every so many seconds: one of them")
-        if (self.steps is not None and self.steps < 1) or (self.seconds is not None and not self.seconds > 0):
+        if (self.steps is not None and self.steps < 1) or (
+            self.seconds is not None and not 0 < self.seconds < float("inf")
+        ):
             raise UsageError(
                 f"a checkpoint every {self.steps or self.seconds or 0:g} cannot be kept up",
                 remedy="steps from 1 on (200), or a time (10min)",
