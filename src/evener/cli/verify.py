@@ -20,7 +20,7 @@ from evener.cli.options import (
     names_in,
 )
 from evener.core.job import MAX_SAMPLES
-from evener.core.words import counted
+from evener.core.words import counted, some
 from evener.errors import NotExactError
 from evener.session.launched import is_launched
 
@@ -152,9 +152,10 @@ def verdict_of(found: "Exactness") -> str:
     said = [f"{precision} on {', '.join(on)}" for precision, on in found.lower_precision.items()]
     said += [f"{name} between hosts" for name in found.compressed]
     said += [f"{found.fewer} in the place of one sum a step"] if found.fewer else []
+    others = f"buffers that are not one device's: {some(found.buffers, 5)}" if found.buffers else ""
     if not said:
-        return "no"
-    where = "; ".join(said)
+        return f"no: {others}" if found.as_planned and others else "no"
+    where = "; ".join(filter(None, (*said, others)))
     distance = f"gradient error {found.gradient_error:.0e}"
     if found.as_planned:
         return (
@@ -173,5 +174,6 @@ def hint_of(found: "Exactness") -> str:
         "float64 differs as well, so this is no rounding",
         remedy="weight= with what the loss's mean divides by, where that is not samples (masked labels and "
         "ignore_index: the valid ones; class weights: their sum); reduction='sum' for a loss given as a sum; "
-        "a model that mixes the samples of a batch is not exact on any split",
+        "a model that mixes the samples of a batch is not exact on any split, nor are hooks on gradients "
+        "that are not linear, such as a clamp",
     ).render()

@@ -97,7 +97,8 @@ class Profile(Value, frozen=True, kw_only=True):
 
     `gradient_bytes` is what one device sends into the reduction of a step. Where a device counts its memory,
     `update_bytes` is what the optimiser's step takes beyond its state, and `input_bytes_per_sample` what a
-    batch takes. `group_bytes` are used where they name every layer at a degree; elsewhere a group's devices
+    batch takes. `moving_buffers` are those, but for BatchNorm's, that training passes have changed.
+    `group_bytes` are used where they name every layer at a degree; elsewhere a group's devices
     hold even parts.
     """
 
@@ -110,6 +111,7 @@ class Profile(Value, frozen=True, kw_only=True):
     state_bytes: int = 0
     update_bytes: int | None = None
     input_bytes_per_sample: int = 0
+    moving_buffers: tuple[str, ...] = ()
     dtype: str = "float32"
     note: str = ""
     version: int = 1
@@ -189,6 +191,7 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
         state_bytes=first.state_bytes,
         update_bytes=counted.update_bytes,
         input_bytes_per_sample=counted.input_bytes_per_sample,
+        moving_buffers=tuple(dict.fromkeys(b for p in profiles for b in p.moving_buffers)),
         dtype=first.dtype,
         note="; ".join(dict.fromkeys(p.note for p in profiles if p.note)),
         version=first.version,

@@ -67,7 +67,7 @@ def profile_model(
         beside=beside,
     )
     watch = Stopwatch(driver, budget_s)
-    with left_unchanged(model, device):
+    with left_unchanged(model, device) as changed:
         scans, unusable, notes = _scan(subject, pieces, sizes)
         timer = StepTimer(subject, watch)
         steps, round_s, said = time_steps(
@@ -87,6 +87,7 @@ def profile_model(
         last = _order(pieces, scans)[-1]
         timings, said = time_layers(subject, pieces, round_s, more, updates.seconds, watch, last)
         notes += said
+        moving = changed()
     trainable = [p for p in model.parameters() if p.requires_grad]
     return Profile(
         model=name or type(model).__name__,
@@ -97,6 +98,7 @@ def profile_model(
         state_bytes=state_bytes(timer.optimizer) or updates.state_bytes,
         update_bytes=risen.update if risen else None,
         input_bytes_per_sample=risen.input if risen else 0,
+        moving_buffers=moving,
         dtype=str(trainable[0].dtype).removeprefix("torch.") if trainable else "float32",
         note="; ".join(dict.fromkeys(notes)),
     )

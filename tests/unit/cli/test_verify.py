@@ -3,16 +3,18 @@
 from pathlib import Path
 
 import pytest
+import torch
 from msgspec.structs import replace
+from torch import nn
 
 from evener.cli.main import main
 from evener.cli.verify import conditions_of, folder_for, verdict_of
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
 from evener.session.exactness import verify as exactness
-from evener.session.exactness.reference import DROPOUT_OFF, reference
+from evener.session.exactness.reference import DROPOUT_OFF, differing_buffers, reference
 from evener.session.exactness.verify import Exactness
-from evener.session.planning.decide import DROPOUT
+from evener.session.planning.inexact import DROPOUT
 from evener.session.recipe import load_recipe
 from evener.session.request import Request
 
@@ -57,7 +59,22 @@ def test_a_result_that_differs_in_kind_comes_with_what_would_work(
     assert done.value.code == code
     said = capsys.readouterr().out
     hints = ("weight=", "ignore_index", "class weights", "reduction='sum'", "mixes the samples of a batch")
-    assert [hint in said for hint in (*hints, "EV501")] == [hinted] * 6
+    assert [hint in said for hint in (*hints, "a clamp", "EV501")] == [hinted] * 7
+
+
+def test_buffers_that_are_not_one_devices_are_named() -> None:
+    """Of three devices `seen` was the first one's share, and verify said yes."""
+    model = nn.Sequential(nn.BatchNorm1d(2))
+    for name, value in (("seen", 104), ("total", 104.0), ("mask", float("-inf")), ("passing", 1.0)):
+        model.register_buffer(name, torch.tensor(value), persistent=name != "passing")
+    ours = model.state_dict() | {"0.running_mean": torch.ones(2)}
+    assert differing_buffers(ours, model, 1e-10) == ()
+    off = ours | {"seen": torch.tensor(56), "total": torch.tensor(104.1)}
+    assert differing_buffers(off, model, 1e-10) == ("seen", "total")
+    found = replace(result(0.0, 0.0, 0.0), exact=False, buffers=("seen", "total"))
+    assert verdict_of(found) == "no: buffers that are not one device's: seen, total"
+    both = replace(found, compressed=("int8",))
+    assert verdict_of(both).startswith("no, as the plan says: int8 between hosts; buffers that are not")
 
 
 @pytest.mark.parametrize(("rate", "off"), [(0.5, True), (0.0, False)])

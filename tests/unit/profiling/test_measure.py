@@ -285,3 +285,20 @@ def test_a_loss_that_asks_the_model_for_more_than_its_output_is_not_timed_and_sa
     assert "the loss is not timed, it does not run alone: AttributeError" in profile.note
     last = next(t for t in profile.timings if t.layer == "2" and t.micro_batch == 1)
     assert last.forward_s.value == pytest.approx(LAYER_S["2"])
+
+
+def test_buffers_that_training_changes_are_named_and_put_back():
+    class Counting(nn.Sequential):
+        def forward(self, x):
+            self.seen += len(x)
+            self.mean.data.lerp_(x.mean(), 0.1)  # past the tensor's own count of changes
+            return super().forward(x)
+
+    model = Counting(*small(), nn.BatchNorm1d(3))
+    held = (("seen", torch.tensor(0)), ("mean", torch.zeros(())), ("mask", torch.tensor(float("nan"))))
+    for name, tensor in held:
+        model.register_buffer(name, tensor)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    profile = profiled(model, micro_batches=(2, 4))
+    assert profile.moving_buffers == ("seen", "mean")
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items() if n != "mask")

@@ -1,7 +1,7 @@
 """What a run of a plan is held against: plain loops over the same recipe, cut as its BatchNorm demands."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from evener.core.exchange import exchange_of
@@ -22,7 +23,8 @@ from evener.session.checkpoints.tensors import (
 from evener.session.exactness.plain import PlainLoop
 from evener.session.exactness.plain_hosts import PlainHost, run_hosts
 from evener.session.layout.precision import precision_parts
-from evener.session.planning.decide import DROPOUT, inexact_parts, samples_to_train
+from evener.session.planning.decide import samples_to_train
+from evener.session.planning.inexact import DROPOUT, inexact_parts
 from evener.session.recipe import Recipe, in_dtype, load_recipe, with_keys, without_dropout
 from evener.session.request import Request
 
@@ -196,6 +198,25 @@ def merged_waves(micro_batches: list[list[list[int]]]) -> list[list[int]]:
 def merged(held: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Each device's tensors, a later one's in the place of an earlier one's."""
     return {name: grad for own in held for name, grad in own.items()}
+
+
+def differing_buffers(ours: Mapping[str, Tensor], model: nn.Module, bound: float) -> tuple[str, ...]:
+    """The buffers of `model`, BatchNorm's aside, that `ours` has otherwise, by `bound` of their norm."""
+    norms = {name for name, m in model.named_modules() if isinstance(m, _BatchNorm)}
+    return tuple(
+        name
+        for name, buffer in model.named_buffers()
+        if name in ours
+        and name.rpartition(".")[0] not in norms
+        and not _alike(ours[name], buffer.detach().cpu(), bound)
+    )
+
+
+def _alike(ours: Tensor, theirs: Tensor, bound: float) -> bool:
+    if ours.shape != theirs.shape or not theirs.is_floating_point():
+        return torch.equal(ours, theirs)
+    most = bound * float(theirs[theirs.isfinite()].norm())  # a mask has infinities
+    return bool(torch.isclose(ours, theirs, rtol=0.0, atol=most, equal_nan=True).all())
 
 
 def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:

@@ -22,6 +22,7 @@ from evener.session.checkpoints.tensors import (
 from evener.session.exactness.reference import (
     at_once,
     by_hosts,
+    differing_buffers,
     distance,
     merged,
     micro_batches,
@@ -52,7 +53,8 @@ class Exactness(Value, frozen=True, kw_only=True):
     exchange less often than once a step: errors are then those from a plain loop that does the same, and
     `deviation` is how far it ends from one sum a step, as a part of the way that goes. `as_planned` says that
     no error is beyond its bound. `nothing` says why nothing was compared where one device took every batch at
-    once, as the plain loop does; that is not exact, and not the contrary.
+    once, as the plain loop does; that is not exact, and not the contrary. `buffers` are those, BatchNorm's
+    aside, that do not end as the plain loop's, in float64.
     """
 
     exact: bool
@@ -69,6 +71,7 @@ class Exactness(Value, frozen=True, kw_only=True):
     deviation: float | None = None
     notes: tuple[str, ...] = ()
     nothing: str = ""
+    buffers: tuple[str, ...] = ()
 
 
 def verify(request: Request) -> Exactness | None:
@@ -78,7 +81,7 @@ def verify(request: Request) -> Exactness | None:
     the split stays on. One device runs the whole batch at once; with BatchNorm the plan's micro-batches one
     by one, or, where it is pooled, those with the same number merged, and the running statistics count as
     parameters. Exact means: gradient within 1e-6 in float32 and 1e-12 in float64, parameters within 1e-10 in
-    float64. A plan with devices in a
+    float64, and the same buffers. A plan with devices in a
     lower precision is not exact; float64 is left alone by it and shows that the sums are right all the same.
     A fleet of one device takes its batches in two unequal parts: at once it would be compared with itself.
     """
@@ -87,8 +90,7 @@ def verify(request: Request) -> Exactness | None:
     errors: dict[str, tuple[float, float]] = {}
     bound, lower = FLOAT32_BOUND, dict[str, tuple[str, ...]]()
     plan = request.plan
-    notes: tuple[str, ...] = ()
-    compressed: tuple[str, ...] = ()
+    notes, compressed, buffers = tuple[str, ...](), tuple[str, ...](), tuple[str, ...]()
     deviation: float | None = None
     for dtype in DTYPES:
         folder = Path(request.run_dir) / dtype
@@ -118,6 +120,7 @@ def verify(request: Request) -> Exactness | None:
             gradient, ends = by_hosts(asked, plan, steps, folder)
         else:
             held = first_gradients(folder)
+            buffers = differing_buffers(tensors, loop.model, PARAMETER_BOUND)  # float64's stay
             whole = merged(held)  # each device's own gradients in turn: copies must agree as well
             gradient = max(distance(whole | own, loop.first_gradient) for own in held)
         own = {n: t.detach().cpu() for n, t in ends.items()}
@@ -131,7 +134,7 @@ def verify(request: Request) -> Exactness | None:
         and errors["float64"][1] <= PARAMETER_BOUND
     )
     return Exactness(
-        exact=as_planned and errors["float32"][0] <= FLOAT32_BOUND and not plan.fewer and not nothing,
+        exact=as_planned and errors["float32"][0] <= FLOAT32_BOUND and not (plan.fewer or nothing or buffers),
         gradient_error=errors["float32"][0],
         gradient_error_float64=errors["float64"][0],
         parameter_error_float64=errors["float64"][1],
@@ -145,6 +148,7 @@ def verify(request: Request) -> Exactness | None:
         deviation=deviation,
         notes=notes,
         nothing=nothing,
+        buffers=buffers,
     )
 
 

@@ -19,7 +19,8 @@ from evener.policy.shares import for_stealing
 from evener.session.loop.adapting import situation_of
 from evener.session.members.changes import Changes
 from evener.session.members.member import Generation, Member
-from evener.session.planning.decide import samples_to_train, with_inexact
+from evener.session.planning.decide import samples_to_train
+from evener.session.planning.inexact import with_inexact
 
 Propose = Callable[[Plan, str], None]
 
@@ -84,7 +85,7 @@ def mover_of(member: Member, generation: Generation, changes: Changes | None) ->
         if steps.plan.steal and plan.prediction:
             factors = plan.prediction.factors
             plan = believing(for_stealing(plan, *slowed_by(fleet, profile, factors), situation.job), factors)
-        return with_inexact(plan, recipe)
+        return with_inexact(plan, recipe, profile)
 
     mover = Mover(
         situation,

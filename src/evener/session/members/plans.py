@@ -11,7 +11,8 @@ from evener.core.profile import Profile
 from evener.errors import EvenerError, NoPlanFitsError
 from evener.policy.adapt import believing, slowed_by
 from evener.policy.without import with_device, without
-from evener.session.planning.decide import choose_plan, with_inexact
+from evener.session.planning.decide import choose_plan
+from evener.session.planning.inexact import with_inexact
 from evener.session.planning.placing import beside_tables
 from evener.session.recipe import Recipe
 from evener.session.request import Request

@@ -25,7 +25,8 @@ from evener.session.layout.owning import check_owned, with_owners
 from evener.session.layout.tables import place_tables, table_names
 from evener.session.loop.stealing import check_stealing
 from evener.session.meeting import Meeting
-from evener.session.planning.decide import check_micro_batch, check_plan, choose_plan, steals, with_inexact
+from evener.session.planning.decide import check_micro_batch, check_plan, choose_plan, steals
+from evener.session.planning.inexact import with_inexact
 from evener.session.planning.measure import measured_links, micro_batch_grid, profile_together
 from evener.session.planning.pace import without_rate
 from evener.session.planning.place_words import make_folders

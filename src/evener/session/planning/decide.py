@@ -1,10 +1,5 @@
 """The one place where a run asks the planner: what was asked and measured becomes a plan, or a no."""
 
-import msgspec
-import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-
 from evener import planner
 from evener.core.fewer import Fewer, fewer_in
 from evener.core.fleet import Fleet
@@ -17,26 +12,11 @@ from evener.core.words import counted
 from evener.errors import DataError, PlanMismatchError, UsageError
 from evener.planner.links import UNLINKED
 from evener.policy.shares import for_stealing
-from evener.runtime.batchnorm import WaveBatchNorm
-from evener.runtime.dropout import unkeyed_randomness
-from evener.runtime.problem import to_device
-from evener.session.layout.precision import precision_parts
 from evener.session.layout.tables import table_names
-from evener.session.loop.stealing import check_stealing, stolen_parts
-from evener.session.recipe import Recipe, dropout_names
+from evener.session.loop.stealing import check_stealing
+from evener.session.planning.inexact import with_inexact
+from evener.session.recipe import Recipe
 from evener.session.request import Request
-
-_FEW = 3  # samples that show what draws random numbers
-POOLED = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, WaveBatchNorm)
-BATCH_NORM = (
-    "BatchNorm: each micro-batch is normalised by its own statistics, as with gradient accumulation on one "
-    "device; running statistics are averaged over devices, weighted by samples, before evaluation and saving"
-)
-WAVES = (
-    "BatchNorm: the micro-batches with the same number are normalised together, as one device running them "
-    "merged would; each of these waves has statistics of its own, as with gradient accumulation"
-)
-DROPOUT = "dropout: every device draws its own masks, so results depend on the split as they do on the seed"
 
 
 def other_batch(request: Request, own: int) -> tuple[str, ...]:
@@ -76,7 +56,7 @@ def choose_plan(request: Request, fleet: Fleet, recipe: Recipe, profile: Profile
     if steals(request, recipe):
         check_stealing(plan, recipe.model, table_names(recipe))
         plan = for_stealing(plan, fleet, profile, job)
-    return with_inexact(plan, recipe)
+    return with_inexact(plan, recipe, profile)
 
 
 def fewer_of(request: Request, recipe: Recipe) -> tuple[Fewer, ...]:
@@ -87,46 +67,6 @@ def fewer_of(request: Request, recipe: Recipe) -> tuple[Fewer, ...]:
 def steals(request: Request, recipe: Recipe) -> bool:
     """Whether the user wants devices to take each other's micro-batches."""
     return request.steal or recipe.steal
-
-
-def with_inexact(plan: Plan, recipe: Recipe) -> Plan:
-    """The plan, naming everything whose result is not that of one device in float32."""
-    sentences = plan.inexact + inexact_parts(recipe) + precision_parts(plan, recipe)
-    if plan.steal:
-        sentences += stolen_parts(recipe)
-    if plan.fewer:
-        sentences += (plan.fewer.sentence(plan.global_batch),)
-    return msgspec.structs.replace(plan, inexact=tuple(dict.fromkeys(sentences)))
-
-
-def inexact_parts(recipe: Recipe) -> tuple[str, ...]:
-    """Sentences on what the model holds whose result depends on how a batch is split.
-
-    With dropout free of the split, the model is run once on a few samples to see what still draws.
-    """
-    modules = list(recipe.model.modules())
-    norms = [m for m in modules if isinstance(m, _BatchNorm)]
-    found = []
-    if any(type(m) in POOLED for m in norms) and recipe.batch_norm == "wave":
-        found.append(WAVES)
-    if any(recipe.batch_norm == "local" or type(m) not in POOLED for m in norms):
-        found.append(BATCH_NORM)
-    if recipe.dropout == "split-free":
-        found += _unkeyed(recipe)
-    elif any(getattr(m, name) for m in modules for name in dropout_names(m)):
-        found.append(DROPOUT)
-    return tuple(found)
-
-
-def _unkeyed(recipe: Recipe) -> list[str]:
-    from evener.runtime.cutting.observing import untouched  # loads torch.export, which is slow
-
-    model = recipe.model
-    where = next((p.device for p in model.parameters()), torch.device("cpu"))
-    args, kwargs, _ = recipe.problem.inputs(to_device(recipe.batch_of(_FEW), where))
-    with untouched(model):
-        model.train()
-        return unkeyed_randomness(model, lambda: model(*args, **kwargs))
 
 
 def check_dataset(recipe: Recipe) -> None:
