@@ -66,7 +66,7 @@ def saved(folder: Path, tables: list[Table]) -> Checkpoint:
             device=f"lab/{i}",
             place=i + 1,
             places=len(tables),
-            copy=lambda e=exported: e.tensors | e.later,
+            copy=lambda e=exported: {n: t.contiguous() for n, t in e.tensors.items()} | e.later,
             statistics={},
         )
         written.append(write_part(files, shard))
