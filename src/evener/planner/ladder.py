@@ -68,9 +68,6 @@ class Ladder:
         self.cuts = np.arange(tables.num_layers + 1) if cuts is None else cuts
         layers = len(self.cuts) - 1
         self.most_stages = min(most_stages, layers)
-        classes = range(len(counts))
-        sends = [[tables.send_s((a,), (b,), micro_batch)[self.cuts] for b in classes] for a in classes]
-        self._sends = sends
         self.coarse = count_mixes(counts, most_stages) > _EXACT_MIXES
         self._level: list[dict[Mix, int]] = [{(0,) * len(counts): 0}]
         start = np.full((1, len(counts), layers + 1), np.inf)
@@ -141,11 +138,11 @@ class Ladder:
         if stages == 1:
             yield [0], np.zeros(len(self.cuts))
             return
-        groups: dict[bytes, list[int]] = {}
+        groups: dict[bytes, tuple[list[int], np.ndarray]] = {}
         for other in range(len(self.counts)):
-            groups.setdefault(self._sends[k][other].tobytes(), []).append(other)
-        for others in groups.values():
-            yield others, self._sends[k][others[0]]
+            sends = self.tables.send_s((k,), (other,), self.micro_batch)[self.cuts]
+            groups.setdefault(sends.tobytes(), ([], sends))[0].append(other)
+        yield from groups.values()
 
     def templates(self) -> list[Template]:
         """The best pipeline of each mix that fits; a mix in which a device would idle is left away."""

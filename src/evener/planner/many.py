@@ -1,6 +1,7 @@
 """Plans for many devices: templates by class, packed, placed on hosts, judged exactly."""
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace as replaced
 
@@ -18,20 +19,29 @@ from evener.planner.packing import Shelf, fewest_seconds, shelf
 
 _MOST_MIXES = 3000
 _MOST_SIZES = 5
+_LONG = 8  # stages
+_ALIKE = 1.1
 _MOST_ALONE = 12
 _ALIGNED_FROM = 16
 
 
-def classes_of(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Groups of one kind, memory, price and wishes as one class, whatever their host."""
+def classes_of(groups: Sequence[Group], *, alike: float = 1.0) -> tuple[Group, ...]:
+    """Groups of one kind, memory, price and wishes as one class, whatever their host.
+
+    With `alike` above 1 those whose memory is about the same factor are one class too, with the least of it.
+    """
     merged: dict[tuple, list[Group]] = {}
     for g in groups:
-        merged.setdefault((g.kind, g.degree, g.usable_bytes, g.banned, g.price_per_hour), []).append(g)
+        level = g.usable_bytes
+        if alike > 1 and 0 < level < math.inf:
+            level = round(math.log(level, alike))
+        merged.setdefault((g.kind, g.degree, level, g.banned, g.price_per_hour), []).append(g)
     return tuple(
         replaced(
             held[0],
             names=tuple(n for g in held for n in g.names),
             teams=tuple(t for g in held for t in g.teams),
+            usable_bytes=min(g.usable_bytes for g in held),
         )
         for held in merged.values()
     )
@@ -59,6 +69,28 @@ def affordable(tables: Tables, aim: Aim) -> list[Tables]:
         elif kept:
             found.append(Tables(model=tables.model, groups=tuple(kept), global_batch=tables.global_batch))
     return found
+
+
+def with_fewer_classes(tables: Tables) -> list[Tables]:
+    """The tables, and where so many classes leave only short pipelines to look at, also fewer of them.
+
+    Cards of a kind differ a little in what is free: those alike as one class. Then the fastest classes alone.
+    """
+
+    def are_few(groups: Sequence[Group]) -> bool:
+        counts = tuple(len(g.names) for g in groups)
+        long = min(_LONG, sum(counts), tables.num_layers)
+        return stage_limit(counts, tables.num_layers, _MOST_MIXES) >= long
+
+    if are_few(tables.groups):
+        return [tables]
+    alike = classes_of(tables.groups, alike=_ALIKE)
+    fast = sorted(alike, key=tables.seconds_a_sample)
+    while len(fast) > 1 and not are_few(fast):
+        del fast[-1]
+    steps = [tables.groups, alike, tuple(fast)]
+    fewer = [b for a, b in itertools.pairwise(steps) if len(b) < len(a)]
+    return [tables, *(Tables(model=tables.model, groups=g, global_batch=tables.global_batch) for g in fewer)]
 
 
 def search_many(tables: Tables, job: Job) -> list[Plan]:

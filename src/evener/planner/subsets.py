@@ -170,13 +170,17 @@ def _of_all(pool: Pool, aim: Aim, sets: Iterator[Counts]) -> Split | None:
 
 
 def _improved(pool: Pool, aim: Aim, sizes: Sequence[int]) -> Split | None:
-    """From all devices, from the best groups and from one device, drop or add devices while that helps."""
+    """From all devices, the best groups, one device and each host, drop or add devices while that helps."""
     worth = sorted(
         range(len(sizes)), key=lambda g: pool.seconds_alone(g) * aim.weight(pool.groups[g].names[:1])
     )
     starts = [tuple(sizes), tuple(int(g == worth[0]) for g in range(len(sizes)))]
     for most in sorted({1, 2, *(len(sizes) * k // 8 for k in range(1, 8))} - {0}):
         starts.append(tuple(k if g in worth[:most] else 0 for g, k in enumerate(sizes)))
+    hosts = [pool.fleet.device(g.names[0]).host for g in pool.groups]
+    starts += [
+        tuple(k * (h == host) for k, h in zip(sizes, hosts, strict=True)) for host in dict.fromkeys(hosts)
+    ]
     tried: set[Counts] = set()
     best, value, counts = None, float("inf"), tuple(sizes)
 
@@ -195,7 +199,8 @@ def _improved(pool: Pool, aim: Aim, sizes: Sequence[int]) -> Split | None:
     before = None
     while before != counts:
         before = counts
-        for g in reversed(worth):  # the worst first: leaving them out helps most often
+        used = [g for g in reversed(worth) if counts[g]]  # the worst first: leaving them out helps most often
+        for g in (*used, *(g for g in worth if g not in used)):
             near = {0, counts[g] // 2, max(counts[g] - 1, 0), min(counts[g] + 1, sizes[g]), sizes[g]}
             for k in sorted(near):
                 attempt((*counts[:g], k, *counts[g + 1 :]))

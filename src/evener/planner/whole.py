@@ -17,7 +17,7 @@ from evener.planner.baselines import alternatives_of, baselines
 from evener.planner.blocks import Tables
 from evener.planner.bound import least_money_of_any, least_seconds_of_any
 from evener.planner.groups import ALLOW, Group, degrees_of, groups_of, ms
-from evener.planner.many import affordable, classes_of, search_many
+from evener.planner.many import affordable, classes_of, search_many, with_fewer_classes
 from evener.planner.misfit import nothing_fits
 from evener.planner.options import Counts, Option, options_of, sub_counts
 from evener.planner.partitions import Judge, search
@@ -109,7 +109,7 @@ class Search:
             return
         if math.prod(k + 1 for k in counts) > _EXACT_STATES:
             tables = Tables(model=self.model, groups=classes_of(groups), global_batch=self.job.global_batch)
-        for fewer in affordable(tables, self.aim):
+        for fewer in (x for some in affordable(tables, self.aim) for x in with_fewer_classes(some)):
             self.add(fewer, search_many(fewer, self.job))
 
 
@@ -125,7 +125,7 @@ def _limits_clash(
             f"the fastest takes {ms(step_s)} at {price:.4g} an hour, no plan can take less than {ms(bound)}; "
             f"limits: {job.max_step_s or 'none'} s a step, {job.max_price_per_hour or 'none'} an hour"
         ),
-        remedy=f"max_step_s of {step_s:.4g} or more at that price, a smaller global batch, or more devices",
+        remedy=f"--max-step {step_s:.4g} or more at that price, a smaller global batch, or more devices",
     )
 
 

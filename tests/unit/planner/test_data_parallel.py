@@ -3,7 +3,7 @@
 import pytest
 
 from evener.core.figures import line
-from evener.core.fleet import Device, Fleet
+from evener.core.fleet import Device, Fleet, Link
 from evener.core.job import Job
 from evener.errors import NoPlanFitsError, UnknownNameError, UsageError
 from evener.planner import plan
@@ -37,6 +37,21 @@ def test_a_slow_link_makes_one_device_the_best():
     result = plan(fleet_of(["fast", "slow"], curve=line(1.0, 1e9)), profile, Job(global_batch=16))
     assert result.plan.samples_by_device() == {"h/0": 16}
     assert result.status == "proven"
+
+
+def test_of_too_many_sets_to_try_those_of_a_host_are_looked_at():
+    """14 odd devices on 7 hosts with slow links between: the two of the last host are best."""
+    seconds = {f"k{i}": 0.004 + 0.0005 * ((5 * i) % 14) for i in range(14)}
+    names = [f"h{i // 2}/{i % 2}" for i in range(14)]
+    devices = tuple(Device(name=n, kind=k) for n, k in zip(names, seconds, strict=True))
+    hosts = [f"h{i}" for i in range(7)]
+    inside = tuple(Link(a=h, b=h, curve=line(1e-5, 1e10 if h == "h6" else 1e7)) for h in hosts)
+    between = tuple(
+        Link(a=a, b=b, curve=line(1e-3, 1e7)) for i, a in enumerate(hosts) for b in hosts[i + 1 :]
+    )
+    profile = linear_profile(seconds, param_bytes=64 * 2**20)
+    result = plan(Fleet(devices=devices, links=(*inside, *between)), profile, Job(global_batch=64))
+    assert set(result.plan.devices) == {"h6/0", "h6/1"}
 
 
 def test_the_reduction_is_priced_as_a_ring_behind_the_last_backward():

@@ -1,5 +1,6 @@
 """Ladder, packing and bounds: against enumeration on small numbers."""
 
+import dataclasses
 import itertools
 import random
 
@@ -17,7 +18,7 @@ from evener.planner.blocks import Tables
 from evener.planner.bound import least_seconds_of_any
 from evener.planner.groups import groups_of
 from evener.planner.ladder import Ladder, Template, count_mixes, stage_limit
-from evener.planner.many import classes_of
+from evener.planner.many import classes_of, with_fewer_classes
 from evener.planner.packing import fewest_seconds, pack, pack_exactly, relaxed, shelf
 from tests.unit.planner.small import figure
 
@@ -210,3 +211,30 @@ def test_no_bound_is_told_that_a_plan_beats():
     assert result.plan.prediction.step_s == pytest.approx(24 / 8 * 16 * 6 * 3e-3, rel=1e-2)
     assert result.bound_s <= 24 * (72 / 64) * 6 * 3e-3 * (1 + 1e-9), "all work in micro-batches of 64"
     assert result.status == "within"
+
+
+def test_many_odd_classes_leave_long_pipelines_to_the_fastest():
+    tables = random_tables(0, (1,) * 24, 10)
+    assert stage_limit((1,) * 24, 10, 3000) < 4
+    every, fast = with_fewer_classes(tables)
+    assert every is tables
+    assert stage_limit((1,) * len(fast.groups), 10, 3000) >= 8
+    assert max(map(tables.seconds_a_sample, fast.groups)) <= min(
+        tables.seconds_a_sample(g) for g in tables.groups if g not in fast.groups
+    )
+    few = random_tables(0, (4, 4), 10)
+    assert with_fewer_classes(few) == [few]
+
+
+def test_cards_of_a_kind_with_nearly_the_same_memory_become_one_class_with_the_least_of_it():
+    tables = random_tables(0, (24,), 10)
+    (group,) = tables.groups
+    parts = tuple(
+        dataclasses.replace(group, names=(n,), usable_bytes=group.usable_bytes * (1 - 1e-4 * i))
+        for i, n in enumerate(group.names)
+    )
+    every, alike = with_fewer_classes(Tables(model=tables.model, groups=parts))
+    assert len(every.groups) == 24
+    assert sum(len(g.names) for g in alike.groups) == 24
+    assert len(alike.groups) <= 2
+    assert min(g.usable_bytes for g in alike.groups) == min(g.usable_bytes for g in parts)
