@@ -36,6 +36,7 @@ from evener.session.members.turnover import next_turn, tear_down
 from evener.session.planning.agreed import agreed_plan, prepared
 from evener.session.planning.beside import beside_accelerators
 from evener.session.planning.decide import fewer_of, other_batch, samples_to_train
+from evener.session.planning.measure import check_unmeasured
 from evener.session.planning.pace import too_fast
 from evener.session.planning.placing import settled
 from evener.session.planning.preflight import look_over
@@ -134,6 +135,9 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
         if request.resume and meeting.rank == 0:
             meeting.put(RESUME, _taken_up(request, request.resume, recipe))
         fleet, plan, member.given = agreed_plan(request, meeting, recipe, site, placing)
+        given = request.plan is not None or request.profile is not None
+        if given and meeting.rank == 0 and (unseen := check_unmeasured(recipe, site, plan)):
+            member.decisions.append(unseen)
         timed = request.rehearse and not request.keep_gradient
         if timed and meeting.rank == 0 and (why := too_fast(plan, member.given)):
             tell(why)

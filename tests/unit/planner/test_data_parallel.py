@@ -140,9 +140,9 @@ def test_bounds_hold_the_step_and_grow_with_the_spread():
     ("job", "error", "words"),
     [
         (Job(global_batch=4, batch_per_device={"h/9": 4}), UnknownNameError, "h/9"),
-        (Job(global_batch=1, keep_all=True), NoPlanFitsError, "1 samples for 2 devices"),
+        (Job(global_batch=1, keep_all=True), NoPlanFitsError, "1 sample for 2 devices"),
         (Job(global_batch=4, keep_all=True, batch_per_device={"h/0": 4}), UsageError, "contradict"),
-        (Job(global_batch=4, max_step_s=1e-6), NoPlanFitsError, "max_step_s"),
+        (Job(global_batch=4, max_step_s=1e-6), NoPlanFitsError, "--max-step"),
         (Job(global_batch=4, memory_margin=0.99), NoPlanFitsError, "margin"),
     ],
 )

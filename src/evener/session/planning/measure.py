@@ -15,6 +15,7 @@ from torch import nn
 
 from evener.core.figures import Curve
 from evener.core.fleet import REHEARSED, Fleet, Link
+from evener.core.plan import Plan
 from evener.core.profile import Profile
 from evener.core.seams import Wire
 from evener.core.tracebacks import is_out_of_memory
@@ -25,7 +26,7 @@ from evener.rehearsal.pacer import Roomy
 from evener.runtime.dropout import dropout_keys
 from evener.runtime.problem import to_device
 from evener.session.meeting import Meeting
-from evener.session.planning.additive import check_adds_up
+from evener.session.planning.additive import UNSEEN, check_adds_up
 from evener.session.planning.beside_steps import BesideSteps
 from evener.session.planning.decide import check_dataset
 from evener.session.recipe import Recipe
@@ -62,6 +63,29 @@ def profile_here(recipe: Recipe, site: Site, sizes: tuple[int, ...], budget_s: f
         give_back(device)
     start_peak(device)  # the run's own peak is still to come
     return replace(profile, note="; ".join(filter(None, (profile.note, note)))) if note else profile
+
+
+def check_unmeasured(recipe: Recipe, site: Site, plan: Plan) -> str:
+    """`check_adds_up` for a run that measures nothing, as its profile or plan was given.
+
+    On this process's device, where the plan has the whole model on one; the model is left as it was, on the
+    host. Returns the sentence why nothing was compared, else "".
+    """
+    parted = plan.owners or any(s.residence for _, _, s in plan.numbered_stages())
+    if recipe.weight is None and (parted or not plan.is_data_parallel):
+        return f"{UNSEEN}: nothing was measured, and no device of the plan holds the whole model"
+    device = site.torch_device
+    try:
+        _move_to(device, recipe, site)
+        recipe.loss_to(device)
+        with dropout_keys(recipe.model, -1, None):
+            return check_adds_up(recipe, device)
+    except OutOfMemoryError as e:
+        return f"{UNSEEN}: {e.what}"
+    finally:
+        recipe.model.to("cpu")
+        give_back(device)
+        start_peak(device)
 
 
 @contextmanager
