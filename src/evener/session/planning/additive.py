@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from evener.core.profile import Profile
 from evener.core.tracebacks import last_line
 from evener.errors import ModelError
 from evener.profiling.unchanged import left_unchanged
@@ -95,6 +96,11 @@ def _unsteady(loss: float, again: float) -> str:
     if not (math.isfinite(loss) and math.isfinite(again)):
         return "it is no finite number"
     return "" if _close(loss, again) else "it is another one each time"
+
+
+def unseen_in(profile: Profile) -> list[str]:
+    """The sentences of a profile on what was not compared, for the notes of the run that measured it."""
+    return [said for said in profile.note.split("; ") if said.startswith(UNSEEN)]
 
 
 @contextmanager

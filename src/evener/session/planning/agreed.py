@@ -75,7 +75,7 @@ def agreed_plan(
     `placing` says where tables lie; which rows of them a device has, the plan says.
     The profile is known to the first process, and in the store for whoever plans after it.
     """
-    fleet = request.fleet
+    fleet, profile = request.fleet, request.profile
     if request.plan is not None:
         check_plan(request.plan, fleet, recipe)
         plan = with_owners(request.plan, request, fleet, recipe.model)
@@ -85,10 +85,9 @@ def agreed_plan(
         check_fewer(plan, recipe)
         check_owned(plan, recipe, table_names(recipe))
         if meeting.rank == 0:
-            _keep(request, fleet, request.profile)
-            meeting.put("plan", placing.on(with_inexact(plan, recipe), fleet, recipe))
-        return fleet, meeting.get("plan", Plan), request.profile
-    profile = request.profile
+            _keep(request, fleet, profile)
+            meeting.put("plan", placing.on(with_inexact(plan, recipe, profile), fleet, recipe))
+        return fleet, meeting.get("plan", Plan), profile
     if profile is None:
         if meeting.rank == 0 and not request.quiet:
             kinds = len({d.kind for d in fleet.devices})

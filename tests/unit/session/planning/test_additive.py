@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from evener.core.profile import Profile
 from evener.errors import ModelError
-from evener.session.planning.additive import check_adds_up
+from evener.session.planning.additive import UNSEEN, check_adds_up, unseen_in
 from evener.session.recipe import Recipe
 
 CPU = torch.device("cpu")
@@ -150,3 +151,10 @@ def test_parts_that_make_the_whole_by_chance_are_not_the_only_ones_looked_at() -
     with pytest.raises(ModelError, match="no mean over samples") as refused:
         check_adds_up(recipe, CPU)
     assert "1 and 7 of them" in refused.value.numbers
+
+
+def test_what_was_not_compared_is_in_the_notes_of_the_run_that_measured() -> None:
+    """It stood in profile.json alone, behind what else the profile's note says."""
+    unseen = f"{UNSEEN} in 1 of 3 tries: it is no finite number"
+    profile = Profile(model="m", layers=(), note=f"lab/a: short of time; {unseen}; size 8 left out")
+    assert unseen_in(profile) == [unseen]
