@@ -33,6 +33,7 @@ from evener.session.members.joiner import enter, own_profile
 from evener.session.members.member import Belongings, Generation, Member
 from evener.session.members.standby import Standby
 from evener.session.members.turnover import next_turn, tear_down
+from evener.session.planning.additive import unseen_in
 from evener.session.planning.agreed import agreed_plan, prepared
 from evener.session.planning.beside import beside_accelerators
 from evener.session.planning.decide import fewer_of, other_batch, samples_to_train
@@ -135,6 +136,8 @@ def work(request: Request, meeting: Meeting, recipe: Recipe | None = None) -> Ou
         if request.resume and meeting.rank == 0:
             meeting.put(RESUME, _taken_up(request, request.resume, recipe))
         fleet, plan, member.given = agreed_plan(request, meeting, recipe, site, placing)
+        if request.profile is None and member.given:
+            member.decisions += unseen_in(member.given)
         given = request.plan is not None or request.profile is not None
         if given and meeting.rank == 0 and (unseen := check_unmeasured(recipe, site, plan)):
             member.decisions.append(unseen)
