@@ -124,13 +124,7 @@ def train(
     _only_one("--steps", steps, "--epochs", epochs)
     _only_one("--even", even or None, "--batch-per-device", batch_per_device)
     _only_one(_PLANS_WAY, plan, _WAYS, compress or fewer or sums != "auto" or None)
-    if join and real_links:
-        raise UsageError(
-            "--real-links belongs to the command that starts a job: no device joins into its namespaces",
-            remedy="leave one of --join and --real-links out",
-        )
-    if join and token_file is None:
-        raise UsageError("--join needs the job's token", remedy="--token-file RUN/join-token")
+    _check_join(join, token_file, real_links=real_links)
     for address in filter(None, (listen, open_at, join)):
         host_and_port(address, example="127.0.0.1:8080")
     if script is None and not join:
@@ -259,6 +253,16 @@ _PLANS_WAY, _WAYS = "--plan, which says how gradients go,", "--sums, --compress 
 def _only_one(first: str, one: object, second: str, other: object) -> None:
     if one not in (None, "") and other not in (None, ""):
         raise UsageError(f"{first} and {second} exclude each other", remedy="give one of them")
+
+
+def _check_join(join: str | None, token_file: Path | None, *, real_links: bool) -> None:
+    if join and real_links:
+        raise UsageError(
+            "--real-links belongs to the command that starts a job: no device joins into its namespaces",
+            remedy="leave one of --join and --real-links out",
+        )
+    if join and token_file is None:
+        raise UsageError("--join needs the job's token", remedy="--token-file RUN/join-token")
 
 
 def _beside_torchrun() -> UsageError:
