@@ -145,7 +145,7 @@ def test_one_command_begins_a_run_and_takes_it_up_again(tmp_path: Path) -> None:
         ({"norm": "BatchNorm1d(4, affine=False)"}, StateError, "norm.bias is only in the checkpoint"),
         ({"optimizer": "SGD(p, lr=0.1)"}, StateError, "AdamW there, SGD here"),
         ({"seed": 5}, StateError, "seed 0 there, 5 here"),
-        ({"steps": 8}, UsageError, "45 samples seen, end at 45"),
+        ({"steps": 8}, UsageError, "samples seen: 45, end at 45"),
         ({"resume": "nowhere"}, UsageError, "nowhere has no checkpoint"),
     ],
 )
