@@ -1,5 +1,6 @@
 """Groups are formed with a patience of their own, and then bear work of any length."""
 
+import gc
 import threading
 import time
 from datetime import timedelta
@@ -8,13 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from evener.errors import PeerLostError
+from evener.errors import DataError, PeerLostError
 from evener.runtime.wires.messages import Messages
 from evener.session import meeting
-from evener.session.meeting import Meeting
+from evener.session.meeting import Failure, Meeting
+from evener.session.worker import telling
 from tests.local.pool import Pool
 
 BRIEF = timedelta(seconds=1)
+FAILURE = Failure(device="a", code="EV301", exit_code=2, what="no samples")
 
 
 def store_at(port: int, *, is_master: bool) -> dist.TCPStore:
@@ -78,3 +81,32 @@ def test_a_group_that_cannot_be_destroyed_is_left_all_the_same(monkeypatch) -> N
     Meeting(dist.HashStore(), 0, 1).leave_group()
     assert time.monotonic() - start < 5.0
     stuck.goes_on.set()
+
+
+def test_a_job_may_meet_again_in_rooms_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second ev.train of one job read what the first had put, and its groups never came together."""
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    meeting._launchers_store.cache_clear()
+    first, second = meeting.open_meeting(), meeting.open_meeting()
+    first.put("outcome", 1)
+    first.report_failure(FAILURE)
+    assert first.first_failure() == FAILURE
+    assert second.first_failure() is None
+    assert not second.has("outcome")
+    meeting._launchers_store.cache_clear()
+
+
+def test_who_fails_where_the_store_is_gone_raises_what_happened() -> None:
+    """The first process had ended with a plain error; the others in frames of C++."""
+    store = store_at(0, is_master=True)
+    there = Meeting(store_at(store.port, is_master=False), 1, 2)
+    del store
+    gc.collect()
+    with pytest.raises(DataError, match="no samples"), telling(there, "b"):
+        raise DataError("no samples")
+    with pytest.raises(PeerLostError, match="serves the job's store"), telling(there, "b"):
+        there.has("anything")
+    with pytest.raises(PeerLostError, match="serves the job's store"):
+        there.get("anything", bool)

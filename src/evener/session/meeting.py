@@ -8,9 +8,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from typing import TypeVar
 
 import msgspec
@@ -35,6 +37,10 @@ POLL_S = 0.01
 FOREVER = timedelta(days=365)  # for what takes as long as the training
 REGROUP_TIMEOUT = timedelta(seconds=10)  # of those who have just answered a roll
 LEAVE_S = 3.0  # to destroy a group takes milliseconds
+REACH = timedelta(
+    seconds=20
+)  # of one more connection to a store that has answered: it is there, or gone for good
+STORE_GONE = "the process that serves the job's store, its first one as a rule, has ended"
 
 
 class Failure(Value, frozen=True, kw_only=True):
@@ -140,7 +146,11 @@ class Meeting:
                 time.sleep(POLL_S)
             return decode(self.store.get(key), shape, f"the job's {key}")
         except RuntimeError as e:
-            raise PeerLostError(f"the job's store no longer answers for {key}: {e}") from e
+            raise PeerLostError(
+                f"{STORE_GONE}, while {key} was awaited",
+                numbers=str(e).partition("\n")[0],
+                remedy="look for the first error of that process",
+            ) from e
 
     def goes_on(self) -> bool:
         """Whether the job may go on without this process; also where nothing is known as it is cut off."""
@@ -150,9 +160,13 @@ class Meeting:
             return True
 
     def report_failure(self, failure: Failure) -> None:
-        """Tell the others why this process ends; the first one to do so is the cause."""
-        order = self._entrance.add("failures", 1)
-        self._entrance.set(f"failure/{order}", encode(failure))  # type: ignore[arg-type]  # bytes are taken
+        """Tell the others why this process ends; the first one to do so is the cause.
+
+        Where the store is gone, nobody is left to be told.
+        """
+        with suppress(RuntimeError):
+            order = self._entrance.add("failures", 1)
+            self._entrance.set(f"failure/{order}", encode(failure))  # type: ignore[arg-type]  # bytes are taken
 
     def first_failure(self) -> Failure | None:
         """The failure told first, if any. A store that was cut off is not asked: it would connect anew."""
@@ -262,10 +276,26 @@ def serve_store(host: str) -> tuple[dist.TCPStore, int]:
     return store, port
 
 
+_numbers = count(1)  # of the meetings that this process opened
+
+
 def open_meeting() -> Meeting:
-    """The meeting that the environment describes; of this process alone where it describes none."""
+    """The meeting that the environment describes; of this process alone where it describes none.
+
+    Each call opens another one, with keys of its own: the processes of a job may train again.
+    """
     if not is_launched():
         return Meeting(dist.HashStore(), 0, 1)
+    store, rank, world_size = _launchers_store()
+    return Meeting(dist.PrefixStore(f"meeting {next(_numbers)}", store.clone()), rank, world_size)  # type: ignore[attr-defined]
+
+
+@cache
+def _launchers_store() -> tuple[dist.Store, int, int]:
+    """(store of all processes of the job, this one's rank, their number).
+
+    Kept until this process ends: the first one may be who serves it.
+    """
     try:
         store, rank, world_size = next(dist.rendezvous("env://"))
     except (ValueError, RuntimeError) as e:
@@ -278,4 +308,5 @@ def open_meeting() -> Meeting:
     if attempt is not None:
         # torchrun keeps its store when it starts processes again: what was told before must not be read.
         store = dist.PrefixStore(f"attempt {attempt} of {world_size}", store)
-    return Meeting(store, rank, world_size)
+    store.set_timeout(REACH)
+    return store, rank, world_size

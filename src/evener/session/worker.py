@@ -27,7 +27,7 @@ from evener.session.launched import is_launched
 from evener.session.layout.fewer import NOT_ELASTIC, parting_ways
 from evener.session.layout.owning import NOT_ELASTIC as PARTS_NOT_ELASTIC
 from evener.session.layout.tables import ids_found, in_files, table_names, tables_end, take_out
-from evener.session.meeting import FINISHED, FOREVER, HOW_TO_JOIN, OUTCOME, Failure, Meeting
+from evener.session.meeting import FINISHED, FOREVER, HOW_TO_JOIN, OUTCOME, STORE_GONE, Failure, Meeting
 from evener.session.members.form import form, room_of
 from evener.session.members.joiner import enter, own_profile
 from evener.session.members.member import Belongings, Generation, Member
@@ -79,14 +79,14 @@ def telling(meeting: Meeting, name: str) -> Iterator[None]:
 
 @contextmanager
 def _lost_ones(meeting: Meeting) -> Iterator[None]:
-    """torch's errors of connections that end are PeerLostError where it is known who was lost."""
+    """torch's errors of connections that end are PeerLostError where it is known who or what was lost."""
     try:
         yield
     except RuntimeError as e:
         end = time.monotonic() + KNOWN_WITHIN_S
         while meeting.alarm() is None and time.monotonic() < end:
             time.sleep(STAND_BY_S)
-        alarm = meeting.alarm()
+        alarm = meeting.alarm() or (None if meeting.answers() else STORE_GONE)
         if alarm is None:
             raise
         raise PeerLostError(alarm, numbers=str(e).partition("\n")[0]) from e
