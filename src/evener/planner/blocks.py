@@ -325,9 +325,3 @@ def _splits(micro_batch: int, block: Block) -> Iterator[tuple[int, ...]]:
         equal = zip(block, block[1:], parts, parts[1:], strict=False)
         if all(g != h or n >= m for g, h, n, m in equal):
             yield parts
-
-
-def counts_of(blocks: Sequence[Block], num_groups: int) -> tuple[int, ...]:
-    """Devices of each group that a sequence of blocks takes."""
-    flat = [g for block in blocks for g in block]
-    return tuple(flat.count(g) for g in range(num_groups))
