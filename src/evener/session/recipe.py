@@ -1,9 +1,10 @@
 """What a user brings: a model, data, a loss, an optimiser and the global batch."""
 
 import importlib.util
+import inspect
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -138,9 +139,9 @@ class Recipe:
         )
 
     def make_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser for `parameters`; ModelError where its function fails or gives something else."""
+        """The optimiser for `parameters`; ModelError where its function fails or gives nothing to use."""
         try:
-            made = self.optimizer(parameters)
+            made = self.optimizer_to_time(parameters)
         except EvenerError:
             raise
         except Exception as e:
@@ -153,6 +154,19 @@ class Recipe:
             raise ModelError(
                 f"the recipe's optimizer gave a {type(made).__name__}, which is no optimiser",
                 remedy="a function that returns a torch.optim.Optimizer",
+            )
+        return made
+
+    def optimizer_to_time(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """What the recipe's function gives, or raises; ModelError where that wants a closure."""
+        made = self.optimizer(parameters)
+        step = getattr(made, "step", None)
+        closure = inspect.signature(step).parameters.get("closure") if callable(step) else None
+        if closure is not None and closure.default is closure.empty:
+            raise ModelError(
+                f"{type(made).__name__} wants a closure: it runs the model by itself, several times a step, "
+                "and cannot be shared out",
+                remedy="an optimiser whose step() needs none: SGD, AdamW or most others of torch.optim",
             )
         return made
 

@@ -35,10 +35,12 @@ def train(
     resume: str | Path | None = None,
     quiet: bool = False,
 ) -> Outcome | None:
-    """Train `recipe.model` in place; call it in every process of the job.
+    """Train `recipe.model` in place; call it in every process of the job, as often as wanted.
 
     Start the script with `torchrun --nproc-per-node N script.py` to use N devices; started with plain
-    `python` it uses one. `batch_per_device` is a list in the fleet's order or {device: samples}.
+    `python` it uses one, in this process, whatever the host has (`evener train` starts processes by itself).
+    Several calls are several runs, in the same order in every process.
+    `batch_per_device` is a list in the fleet's order or {device: samples}.
     checkpoint_every: steps (200) or a time ("10min"); resume: a run's folder, a checkpoint's, or "latest" for
     what `run_dir` has, if anything. A run that goes on counts steps and epochs from its beginning.
     Returns the outcome on the leading process, None on the others. Raises the errors of evener, each naming

@@ -156,6 +156,9 @@ def test_an_optimiser_that_cannot_be_made_is_the_recipes_error() -> None:
         made(optimizer=lambda params: torch.optim.SGD(params, lr=-1.0)).make_optimizer(parameters)
     with pytest.raises(ModelError, match="gave a list, which is no optimiser"):
         made(optimizer=list).make_optimizer(parameters)
+    with pytest.raises(ModelError, match="LBFGS wants a closure"):
+        made(optimizer=torch.optim.LBFGS).make_optimizer(parameters)
+    assert isinstance(made(optimizer=torch.optim.AdamW).make_optimizer(parameters), torch.optim.AdamW)
 
 
 @pytest.mark.parametrize("door", [ev.train, ev.predict])

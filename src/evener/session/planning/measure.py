@@ -121,7 +121,7 @@ def _profiled(
         profile = profile_model(
             model=recipe.model,
             step_loss=step_loss,
-            optimizer=recipe.optimizer,
+            optimizer=recipe.optimizer_to_time,
             batch_of=recipe.batch_of,
             kind=site.device.kind,
             driver=site.driver,
