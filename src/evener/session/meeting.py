@@ -282,12 +282,14 @@ _numbers = count(1)  # of the meetings that this process opened
 def open_meeting() -> Meeting:
     """The meeting that the environment describes; of this process alone where it describes none.
 
-    Each call opens another one, with keys of its own: the processes of a job may train again.
+    Each call opens another one, with keys of its own: the processes of a job may train again. The first one's
+    are the store's own, where `evener train` looks for the outcome.
     """
     if not is_launched():
         return Meeting(dist.HashStore(), 0, 1)
     store, rank, world_size = _launchers_store()
-    return Meeting(dist.PrefixStore(f"meeting {next(_numbers)}", store.clone()), rank, world_size)  # type: ignore[attr-defined]
+    own, number = store.clone(), next(_numbers)  # type: ignore[attr-defined]
+    return Meeting(own if number == 1 else dist.PrefixStore(f"meeting {number}", own), rank, world_size)
 
 
 @cache
