@@ -239,7 +239,12 @@ class Journal:
         if outcome.report:
             lines.append(report_text(outcome.report, outcome.plan))
         else:
-            lines.append("the plan predicts too little to tell efficiency: make it with evener plan")
+            changed = (
+                f" that is in force since step {self.since}, when devices or shares changed,"
+                if self.since
+                else ""
+            )
+            lines.append(f"no efficiency is told: the plan{changed} does not predict what devices do alone")
         lines += _memory(outcome)
         seconds = sum(r.step_s for r in self._records)
         lines += lookup_lines([(n, told) for n, all_ in outcome.lookups.items() for told in all_], seconds)

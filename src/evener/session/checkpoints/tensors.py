@@ -85,7 +85,11 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     try:
         found = load_file(path)
     except (OSError, SafetensorError) as e:
-        raise FileError(f"cannot read weights from {path}: {e}", remedy="a safetensors file") from e
+        raise FileError(
+            f"cannot read weights from {path}: {e}",
+            remedy=f"the folder of a run that has ended (its {PARAMETER_FILE} is written last), or a "
+            "safetensors file",
+        ) from e
     wanted = saved_tensors(model)
     first = {id(t): name for name, t in wanted.items()}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]

@@ -163,7 +163,8 @@ def _split_plan(
         raise UsageError(
             f"batch_per_device {given} does not share out batch_size {global_batch}",
             numbers=f"sum {sum(split.values())}, devices {', '.join(names)}",
-            remedy="one positive number a device, with the loader's batch_size as their sum",
+            remedy="one positive number a device, with the loader's batch_size as their sum; in such a loop "
+            "no device idles: start as many processes as take part, or ev.train, where 0 leaves one out",
         )
     return Plan(
         global_batch=global_batch,

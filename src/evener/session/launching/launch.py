@@ -20,14 +20,14 @@ from evener.core.claim import claimed
 from evener.core.files import decode, encode
 from evener.core.tell import tell
 from evener.core.words import some
-from evener.errors import EvenerError, PeerLostError, RefusedError
+from evener.errors import EnvironmentBrokenError, EvenerError, PeerLostError, RefusedError
 from evener.rehearsal.namespaces import enter
 from evener.session.address import choose_interface
 from evener.session.checkpoints.checkpointing import ANSWERED, ANSWERS, ASKED, MAY_ASK
 from evener.session.journal import Outcome
 from evener.session.launching.grounds import Grounds, grounds_of
 from evener.session.launching.lookout import Lookout
-from evener.session.launching.server import start_server
+from evener.session.launching.server import ended_server, start_server
 from evener.session.meeting import (
     BEGUN,
     FINISHED,
@@ -53,6 +53,8 @@ from evener.session.worker import guarded_work, join
 T = TypeVar("T")
 LOOK_S = 5.0
 ASK_S = 0.05
+UNSEEN = 255  # multiprocessing's word for a process of whose end its fork server said nothing
+DYING_S = 0.5  # a process that is killed lets go of its pipes a moment before it is seen to have ended
 MOST_NAMED = 16
 GRACE_S = 3.0  # for the others to tell why, after one process has ended in failure
 _ENDED_BY = {
@@ -196,6 +198,7 @@ def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: boo
             process = running.pop(sentinel)
             process.join()
             if process.exitcode:
+                _check_server(process.exitcode, again)
                 if elastic and not store.check([FINISHED]):
                     store.set(pulse_key(process.name), GONE)
                 lost = _why(process, store, patient=not elastic, again=again)
@@ -206,6 +209,22 @@ def _watch(processes: list, store: dist.Store, lookout: Lookout, *, elastic: boo
                 tell(f"{lost.what}; the others go on")
         for sentence in lookout.look(list(running.values())):
             tell(sentence)
+
+
+def _check_server(code: int, again: str) -> None:
+    """EnvironmentBrokenError where the fork server is gone: it alone sees how the devices' processes end.
+
+    Without it all of them look as if they had ended with `code` 255, while they go on.
+    """
+    end = time.monotonic() + (DYING_S if code == UNSEEN else 0.0)
+    while (number := ended_server()) is None and time.monotonic() < end:
+        time.sleep(ASK_S)
+    if number is not None and code == UNSEEN:
+        raise EnvironmentBrokenError(
+            "the server that the devices' processes come from was ended from outside; no device was lost",
+            numbers=f"process id {number}",
+            remedy=again,
+        )
 
 
 def _save_first(store: dist.Store, processes: list, lookout: Lookout) -> None:

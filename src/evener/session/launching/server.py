@@ -12,6 +12,8 @@ import threading
 from multiprocessing import forkserver
 from pathlib import Path
 
+import psutil
+
 # torch loads its compiler at the first step of an optimiser: once in the server, not once a process.
 PRELOADED = ["evener.session.worker", "torch._dynamo"]
 
@@ -46,6 +48,17 @@ def start_server() -> None:
         signal.signal(signal.SIGINT, before)
     atexit.unregister(end_server)
     atexit.register(end_server)
+
+
+def ended_server() -> int | None:
+    """The process id of the server where it was ended from outside; None where it runs or there is none."""
+    number = getattr(forkserver._forkserver, "_forkserver_pid", None)  # type: ignore[attr-defined]
+    if number is None:
+        return None
+    try:
+        return number if psutil.Process(number).status() == psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return number
 
 
 def end_server() -> None:

@@ -1,15 +1,17 @@
 """What is said of a process that was ended from outside."""
 
+import os
 import signal
+import subprocess
 from dataclasses import dataclass
 
 import pytest
 
 from evener.core.fleet import Device, Fleet
-from evener.errors import PeerLostError
+from evener.errors import EnvironmentBrokenError, PeerLostError
 from evener.session.checkpoints.checkpointing import ANSWERED, ANSWERS, ASKED
 from evener.session.checkpoints.save_rule import Keep, rule_of
-from evener.session.launching import launch
+from evener.session.launching import launch, server
 from evener.session.launching.launch import _again, _why
 from evener.session.request import Request
 
@@ -91,3 +93,27 @@ def test_the_remedy_is_of_the_signal_and_names_how_to_go_on(code: int, said: str
     assert said in lost.remedy and other not in lost.remedy
     assert ("--resume latest goes on" in lost.remedy) is saved
     assert ("with --checkpoint-every" in lost.remedy) is not saved
+
+
+def test_a_job_whose_fork_server_was_ended_loses_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All devices seemed to end with code 255, one after the other, and wished to join again."""
+    monkeypatch.setattr(launch, "ended_server", lambda: 4711)
+    with pytest.raises(EnvironmentBrokenError, match=r"no device was lost\n.*process id 4711\n.*--resume"):
+        launch._check_server(launch.UNSEEN, "--resume latest")
+    launch._check_server(1, "")
+    monkeypatch.setattr(launch, "DYING_S", 0.0)
+    monkeypatch.setattr(launch, "ended_server", lambda: None)
+    launch._check_server(launch.UNSEEN, "")
+
+
+def test_a_server_that_is_no_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        monkeypatch.setattr(server.forkserver._forkserver, "_forkserver_pid", process.pid)
+        assert server.ended_server() is None
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert server.ended_server() == process.pid  # not asked for its code yet
+        process.wait()
+        assert server.ended_server() == process.pid
+    monkeypatch.setattr(server.forkserver._forkserver, "_forkserver_pid", None)
+    assert server.ended_server() is None
