@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from evener.core.plan import Plan
+from evener.core.words import counted
 from evener.errors import StateError, UsageError
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in, newest_good
 from evener.session.launching.launch import launch
@@ -181,6 +182,8 @@ def test_a_disk_that_fills_up_ends_no_run(tmp_path: Path) -> None:
         assert said[-1].startswith("no checkpoint of 39 samples") and said[-1].endswith(
             "the training goes on"
         )
+        failed = f"{counted(len(said), 'checkpoint')} could not be saved in {folder}, the last: lab/"
+        assert any(d.startswith(failed) for d in outcome.decisions)
         assert newest_good(tmp_path)[0].manifest.position.step == 2
         assert not [p.name for p in folder.iterdir() if p.name.startswith(".")]
         assert len(losses(tmp_path)) == 7

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from evener.errors import DataError, PeerLostError
+from evener.errors import DataError, EnvironmentBrokenError, PeerLostError
 from evener.runtime.wires.messages import Messages
 from evener.session import meeting
 from evener.session.meeting import Failure, Meeting
@@ -31,6 +31,11 @@ def test_one_who_never_comes_is_waited_for_no_longer_than_said() -> None:
         Meeting(store_at(0, is_master=True), 0, 2).join_group(0, 2, "gloo", BRIEF)
     assert 1.0 <= time.monotonic() - start < 10.0
     assert not dist.is_initialized()
+
+
+def test_an_address_that_this_host_does_not_have_is_refused() -> None:
+    with pytest.raises(EnvironmentBrokenError, match=r"cannot meet at 192\.0\.2\.1: Cannot assign"):
+        meeting.serve_store("192.0.2.1")  # of no host: kept for examples
 
 
 def slow(rank: int, world_size: int, port: int) -> float:

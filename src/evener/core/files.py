@@ -22,6 +22,7 @@ EXAMPLES = {
     "profile": "evener profile writes one",
 }
 """Where a valid file of each type is to be seen."""
+MODE = 0o644
 _ROOM = "a folder with room that you may write to"
 
 
@@ -96,13 +97,18 @@ def write_bytes(path: str | Path, raw: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as f:
                 f.write(raw)
-                os.fchmod(f.fileno(), 0o644)
+                os.fchmod(f.fileno(), MODE)
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
             raise
     except OSError as e:
         raise cannot_write(path, e) from e
+
+
+def readable(path: str | Path) -> None:
+    """Let all read the file at `path`, as other files: safetensors writes for its owner alone."""
+    os.chmod(path, MODE)
 
 
 def check_target(path: str | Path | None) -> None:

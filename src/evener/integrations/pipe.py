@@ -147,7 +147,10 @@ def device_of(given: str | int | torch.device) -> torch.device:
     try:
         return torch.empty(0, device=given).device
     except (RuntimeError, AssertionError) as e:
-        raise UsageError(f"there is no device {given} here: {str(e).splitlines()[0]}") from e
+        raise UsageError(
+            f"there is no device {given} here: {str(e).splitlines()[0]}",
+            remedy="devices that `evener doctor` shows; cpu is always one, and may be named several times",
+        ) from e
 
 
 def check_layers(module: Any) -> None:

@@ -7,6 +7,7 @@ import msgspec
 from evener.core.figures import Figure, Value
 from evener.core.files import append
 from evener.core.records import TableRecord
+from evener.core.tell import tell
 from evener.core.trace import Trace
 from evener.core.words import counted, some
 from evener.errors import FileError
@@ -88,6 +89,8 @@ def train(member: Member, generation: Generation, journal: Journal) -> bool:
             )
         if saving:
             saving.finish()
+            if request.quiet and saving.failed:  # who relies on them has fewer than asked for
+                tell(saving.failed)
     finally:
         if mover:
             mover.close()

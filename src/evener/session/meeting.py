@@ -267,8 +267,17 @@ def store_at(host: str, port: int, timeout: timedelta) -> dist.Store:
 
 
 def serve_store(host: str) -> tuple[dist.TCPStore, int]:
-    """A store that listens at `host` alone, and its port: torch's own choice is every interface."""
-    listening = socket.create_server((host, 0))
+    """A store that listens at `host` alone, and its port: torch's own choice is every interface.
+
+    EnvironmentBrokenError where this host has no such address.
+    """
+    try:
+        listening = socket.create_server((host, 0))
+    except OSError as e:
+        raise EnvironmentBrokenError(
+            f"the devices of this job cannot meet at {host}: {e.strerror or e}",
+            remedy="--open-at with an address of this host, as `ip addr` shows them",
+        ) from e
     port = listening.getsockname()[1]
     store = dist.TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()

@@ -83,7 +83,7 @@ class Recipe:
     metrics: tuple[str, ...] = ()
     name: str = ""
     figures: dict[str, float] = field(default_factory=dict)
-    place: Mapping[str, Any] | str = field(default_factory=dict)
+    place: Mapping[str, Any] | str | None = field(default_factory=dict)
     table_optimizer: TableOptimizer | Mapping[str, TableOptimizer] | None = None
     ids: Mapping[str, Callable[[Any], torch.Tensor] | None] = field(default_factory=dict)
 
@@ -96,8 +96,8 @@ class Recipe:
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         for name, value in checked_fields(given).items():
             object.__setattr__(self, name, value)
-        if isinstance(self.place, str):
-            object.__setattr__(self, "place", {ALL_TABLES: self.place})
+        if self.place is None or isinstance(self.place, str):
+            object.__setattr__(self, "place", {ALL_TABLES: self.place} if self.place else {})
         if not isinstance(self.place, Mapping):
             raise UsageError(
                 f"place is a {type(self.place).__name__}: {self.place!r}",
@@ -122,7 +122,7 @@ class Recipe:
     @property
     def places(self) -> Mapping[str, Any]:
         """Place by layer; "*" is that of all tables which have none of their own."""
-        assert not isinstance(self.place, str)
+        assert isinstance(self.place, Mapping)
         return self.place
 
     @property

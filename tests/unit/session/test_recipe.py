@@ -46,6 +46,10 @@ def test_places_are_by_table_or_a_word_for_all(place: Any) -> None:
         made(place=place)
 
 
+def test_no_places_may_be_said_as_none() -> None:
+    assert made(place=None).places == {}
+
+
 def test_a_table_that_no_memory_holds_is_to_be_built_on_the_meta_device(tmp_path: Path) -> None:
     script = tmp_path / "huge.py"
     script.write_text(

@@ -101,7 +101,17 @@ class Checkpointing:
                 f"{Checkpoint(saver.newest).label}: {average:.2f} s each beside the training, which waited "
                 f"{saver.waited_s:.2f} s in all"
             )
+        if self.failed:
+            self._news.append(self.failed)
         self._pass_on_news()
+
+    @property
+    def failed(self) -> str:
+        """How many checkpoints could not be saved, and why; empty for none."""
+        if not self.saver.failures:
+            return ""
+        failed = counted(len(self.saver.failures), "checkpoint")
+        return f"{failed} could not be saved in {self.saver.folder}, the last: {self.saver.failures[-1]}"
 
     def settle(self) -> None:
         """Return when nothing reads parameters or optimiser state any more: before others change them."""

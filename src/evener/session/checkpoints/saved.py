@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from evener.core.figures import Value
+from evener.core.files import readable
 from evener.errors import FileError, StateError
 from evener.runtime.checkpoints.folder import Checkpoint, checkpoints_in
 from evener.runtime.checkpoints.manifest import MANIFEST
@@ -104,6 +105,7 @@ def export_weights(path: str | Path, file: str | Path) -> Path:
     weights: Mapping[str, Tensor] = {n: state[f"model/{n}"].contiguous() for n in names}
     try:
         save_file(dict(weights), file, metadata={"format": "pt"})
+        readable(file)
     except (OSError, SafetensorError) as e:
         raise FileError(f"cannot write {file}: {e}", remedy="a folder with room that you may write to") from e
     return checkpoint.path

@@ -76,7 +76,8 @@ class Saver:
 
     Nothing that goes wrong ends the training: the former checkpoint stays, and `tell` is called, from another
     thread, with the sentence why.
-    `seconds` has how long each took beside the training, `waited_s` what the training waited in all.
+    `seconds` has how long each took beside the training, `waited_s` what the training waited in all,
+    `failures` why each that failed did.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Saver:
         self._begin_s = 0.0
         self._release: Callable[[], None] = lambda: None
         self.seconds: list[float] = []
+        self.failures: list[str] = []
         self.newest: Path | None = None  # of those that this process completed
 
     @property
@@ -233,6 +235,7 @@ class Saver:
 
     def _report(self, saved: Saved, position: Position, seconds: float) -> None:
         if saved.path is None:
+            self.failures.append(saved.why)
             place = f"{counted(position.samples_seen, 'sample')} (step {position.step})"
             self._tell(f"no checkpoint of {place}: {saved.why}; the training goes on")
             return

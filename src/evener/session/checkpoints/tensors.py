@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from evener.core.files import readable
 from evener.core.words import some
 from evener.errors import FileError
 
@@ -60,6 +61,7 @@ def save_parameters(model: nn.Module, folder: Path) -> Path:
     partial = path.with_name(f".{path.name}.partial")
     try:
         save_file(tensors, partial, metadata={"format": "pt"})  # transformers reads no file without it
+        readable(partial)
         os.replace(partial, path)
     except (OSError, SafetensorError) as e:
         partial.unlink(missing_ok=True)

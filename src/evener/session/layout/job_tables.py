@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from evener.core.files import readable
 from evener.core.fleet import Fleet
 from evener.core.plan import TablePlacement
 from evener.core.records import TableRecord
@@ -272,6 +273,7 @@ def save_part(table: Table, folder: Path) -> Path | None:
     save_file(
         {f"{table.name}.weight": torch.cat([rows for _, rows in pieces(table, start, stop, mine=True)])}, path
     )
+    readable(path)
     return path
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from evener.core.figures import Value
+from evener.core.files import readable
 from evener.errors import FileError, ModelError, UsageError
 from evener.runtime.channels.channel import open_channel
 from evener.runtime.ranks import Ranks
@@ -142,6 +143,7 @@ def write_outputs(path: Path, outputs: Mapping[str, Tensor]) -> None:
             np.savez(part, **{n: t.numpy() for n, t in outputs.items()})  # type: ignore[arg-type]
         else:
             save_file({n: t.contiguous() for n, t in outputs.items()}, part)
+        readable(part)
         os.replace(part, path)
     except (OSError, SafetensorError) as e:
         raise FileError(f"cannot write {path}: {e}", remedy="a folder with room that you may write to") from e
