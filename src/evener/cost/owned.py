@@ -140,6 +140,8 @@ class _Step:
             rounds_of=np.array([len(s) for s in self.sizes]),
             begin_s=self._updates - self._updates.max() + [self.overhead_s(d) for d in range(len(copies))],
             ways=_Ways(
+                gathered=owners.gathers > 0,
+                scattered=owners.level >= 2,
                 arrive_s=self._arrive_s(),
                 gather_s=self._unit_seconds(owners.gathers, adds=False),
                 scatter_s=self._unit_seconds(np.where(owners.level >= 2, owners.gradients, 0.0), adds=True),
@@ -155,6 +157,8 @@ class _Step:
         kept = np.where((owners.level >= 1) & (owners.level < 3), owners.once, 0.0)
         left = self._updates[:, None] - np.array([self.copies[d].left_s for d in self.devices])
         left -= self._updates.max()
+        owns = np.array([owners.parts[d] for d in self.devices]) > 0
+        left = np.where(owns, left, -np.inf)
         there_s, found = -np.inf, np.zeros(len(kept))
         for k, takes_s in enumerate(self._unit_seconds(kept, adds=False)):
             if kept[k]:
@@ -258,8 +262,13 @@ class _Played:
 class _Ways:
     """Seconds by unit: until what is kept whole came, of gathers and of gradients to owners; and copies of
     values into each device and of gradients out of it, by device and unit.
+
+    Which units are gathered, and whose gradients leave in every backward, is not told by seconds: a wire may
+    take none where copies do.
     """
 
+    gathered: np.ndarray
+    scattered: np.ndarray
     arrive_s: np.ndarray
     gather_s: np.ndarray
     scatter_s: np.ndarray
@@ -286,7 +295,7 @@ class _Play:
     ) -> None:
         self._rounds, self._rounds_of, self._ways = rounds, rounds_of, ways
         self._now = begin_s.copy()
-        gathered = np.flatnonzero(ways.gather_s)
+        gathered = np.flatnonzero(ways.gathered)
         self._stays = [int(k) for k in gathered if stays[k]]
         self._comes = [int(k) for k in gathered if not stays[k]]
         self._again = [k for k in self._comes if k not in gathered[-2:]]  # in the backward
@@ -357,7 +366,7 @@ class _Play:
             if k in self._again:
                 self._now = self._now + np.where(at, ways.into_s[:, k], 0.0)
             self._now = self._now + backward[:, k]
-            if ways.scatter_s[k]:
+            if ways.scattered[k]:
                 self._now = self._now + np.where(at, ways.out_s[:, k], 0.0)
                 sent[k] = self._send(k, at)
 

@@ -43,6 +43,7 @@ def copies_of(
         into = Σ over other owners of link(their part · values)
 
     The link is that between a device and its host, as the fleet has it; without one copies take no time.
+    Who is alone copies gradients all the same, as sums are made on hosts, and spreads nothing.
     Example: parts 3:1 of 8 MB at 1 ms + 1 GB/s: the first device's out is 9 ms, home and spread are 7 ms,
     into is 3 ms.
     """
@@ -51,10 +52,10 @@ def copies_of(
     found: dict[str, Copies] = {}
     known: dict[Curve | None, tuple[np.ndarray, ...]] = {}
     for i, name in enumerate(names):
-        link = fleet.host_link(name) if fleet.device(name).type != "cpu" and len(names) > 1 else None
+        link = fleet.host_link(name) if fleet.device(name).type != "cpu" else None
         curve = link.curve if link else None
         if curve not in known:
-            each = _seconds(curve, rows * values)
+            each = _seconds(curve, rows * values) if len(names) > 1 else np.zeros(rows.shape)
             known[curve] = (
                 _seconds(curve, gradients),
                 _seconds(curve, rows * gradients),

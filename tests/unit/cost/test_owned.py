@@ -274,3 +274,17 @@ def test_the_judge_of_plans_hands_them_over() -> None:
         told.seconds,
         told.memory_bytes,
     )
+
+
+def test_values_do_not_wait_for_who_owns_none_of_them() -> None:
+    """l0 of 5 MB is the first's, l1 of 10 MB the second's: of 6 s of update they take 2 and 4.
+
+    l0 leaves 2 s before the second begins its forward, l1 is on its way for 1 s, which l0 takes: no wait.
+    """
+    profile = profile_of(5 * MB, 10 * MB, update_s=3.0)
+    plan = plan_of(profile, (1, 1), (1, 1), "optimizer")
+    parts = {"a/0": 1, "a/1": 0}, {"a/0": 0, "a/1": 1}
+    owners = tuple(replace(o, parts=x) for o, x in zip(plan.owners, parts, strict=True))
+    told = play_owned(CostModel(fleet=fleet_of(), profile=profile), replace(plan, owners=owners))
+    assert told.gather_s["a/1"][0][0] == pytest.approx(0, abs=1e-2)
+    assert told.gather_s["a/0"][0][0] == pytest.approx(2, abs=1e-2)

@@ -40,12 +40,20 @@ def test_copies_of_parts_3_to_1_of_8_mb() -> None:
     assert found["a/0"].left_s == pytest.approx([9e-3, 9e-3, 0]), "the last one leaves when the step ends"
 
 
-def test_a_cpu_copies_nothing_nor_does_who_is_alone() -> None:
+def test_a_cpu_copies_nothing() -> None:
     sizes, half = np.array([8.0 * MB]), np.array([0.5])
     cpus = replace(cards(), devices=tuple(replace(d, type="cpu") for d in cards().devices))
-    for fleet, parts in ((cpus, {"a/0": half, "a/1": half}), (cards(), {"a/0": half})):
-        for found in copies_of(fleet, parts, sizes, sizes).values():
-            assert found.step_s == 0 and not (found.out.any() or found.into.any())
+    for found in copies_of(cpus, {"a/0": half, "a/1": half}, sizes, sizes).values():
+        assert found.step_s == 0 and not (found.out.any() or found.into.any())
+
+
+@pytest.mark.parametrize(("held", "outs"), [("optimizer", 1), ("gradients", 3), ("parameters", 3)])
+def test_who_is_alone_copies_gradients_and_no_values(held: Held, outs: int) -> None:
+    """Sums are made on the host: 10 MB out, 1 s, in one or each of three backwards, and 1 s home."""
+    profile = profile_of(10 * MB)
+    told = play_owned(CostModel(fleet=cards(), profile=profile), plan_of(profile, (3,), (1,), held))
+    assert told.step_s == pytest.approx(9 + outs + 1 + 0.1, rel=1e-4)
+    assert told.seconds["a/0"]["transfer"] == pytest.approx(outs, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +90,16 @@ def test_values_of_the_first_units_come_while_the_owner_copies_the_next_ones() -
     plan = plan_of(profile, (1, 1), (1, 1), "optimizer")
     told = play_owned(CostModel(fleet=slow, profile=profile), plan)
     assert told.gather_s["a/0"] == (pytest.approx((0.5 + 0.5, 2.0), rel=1e-3),)
+
+
+@pytest.mark.parametrize("held", ["gradients", "parameters"])
+def test_copies_are_made_where_the_wire_takes_no_time(held: Held) -> None:
+    """Cards without a link between them: as with one that takes none."""
+    profile = profile_of(10 * MB, 10 * MB, 10 * MB)
+    plan = plan_of(profile, (2, 2), (1, 1), held)
+    fleets = cards(), replace(cards(), links=cards().links[1:])
+    steps = [play_owned(CostModel(fleet=fleet, profile=profile), plan).step_s for fleet in fleets]
+    assert steps[1] == pytest.approx(steps[0], rel=1e-4)
 
 
 @pytest.mark.parametrize(("held", "outs"), [("optimizer", [0, 0, 1]), ("gradients", [1, 1, 1])])

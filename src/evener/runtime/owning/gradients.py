@@ -5,7 +5,7 @@
 
 With the optimiser's state alone in parts, micro-batches add up in whole buffers, which leave in the last
 backward; else the buffers leave in every backward, and a device has two of them at most. What an accelerator
-waits for the way of a buffer to its host is OFFLOAD in the trace.
+waits for the way of a buffer to its host, or of each gradient of a large layer, is OFFLOAD in the trace.
 """
 
 from collections import deque
@@ -204,9 +204,11 @@ class OwnedGradients:
         filled = self._filled[unit.number]
         if i in filled:
             place.add_(grad.reshape(-1))
+        elif place.device.type == "cpu" and grad.device.type != "cpu":
+            self._on_host(unit, grad.reshape(-1), place)
         else:
             place.copy_(grad.reshape(-1))
-            filled.add(i)
+        filled.add(i)
         self._flags[self._order[p]] = 1.0
         p.grad = None
         if self._armed:
@@ -273,11 +275,14 @@ class OwnedGradients:
                 leaving.sends.append(self._post.send(values[a:b], owner, TAG + unit.number))
         self._under_way.append(leaving)
 
-    def _on_host(self, unit: Unit, buffer: Tensor) -> Tensor:
-        """The values of an accelerator's buffer; the copy would wait for what is queued there in any case."""
+    def _on_host(self, unit: Unit, found: Tensor, place: Tensor | None = None) -> Tensor:
+        """`found` of an accelerator on its host, in `place` if that is given.
+
+        The copy would wait for what is queued there in any case.
+        """
         torch.accelerator.current_stream(self._device).synchronize()
         since = self._now()
-        values = buffer.to("cpu")
+        values = found.to("cpu") if place is None else place.copy_(found)
         self._told(f"OFFLOAD{unit.number}", since)
         return values
 
