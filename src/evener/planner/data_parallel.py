@@ -74,7 +74,7 @@ def _check(fleet: Fleet, job: Job) -> None:
     unknown = sorted(set(job.batch_per_device or {}) - known)
     if unknown:
         raise UnknownNameError(
-            f"batch_per_device names {', '.join(unknown)}, which the fleet does not hold",
+            f"--batch-per-device names {', '.join(unknown)}, which the fleet does not hold",
             remedy=f"one of: {', '.join(sorted(known))}",
         )
     if (
@@ -83,7 +83,7 @@ def _check(fleet: Fleet, job: Job) -> None:
         and len([n for n in job.batch_per_device.values() if n]) < len(known)
     ):
         raise UsageError(
-            "keep_all and batch_per_device contradict each other: a device is given no sample",
+            "--keep-all and --batch-per-device contradict each other: a device is given no sample",
             remedy="one of the two",
         )
 
@@ -130,7 +130,7 @@ def _check_limits(job: Job, aim: Aim, split: Split) -> None:
     if not aim.allowed(split.samples):
         price = aim.per_hour(split.samples)
         raise NoPlanFitsError(
-            "the devices asked for cost more than max_price_per_hour",
+            "the devices asked for cost more an hour than --max-price",
             numbers=f"{price:.4g} an hour, the limit is {job.max_price_per_hour:.4g}",
             remedy=f"--max-price {price:.4g}, or fewer devices",
         )

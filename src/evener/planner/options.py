@@ -198,7 +198,7 @@ def _ties(tables: Tables, blocks: tuple[Block, ...], cuts: np.ndarray) -> np.nda
 
 
 def _period(work: np.ndarray, sends: np.ndarray) -> np.ndarray:
-    """The steady state of 1F1B for many cuts at once; see `evener.cost.pipeline.period_s`."""
+    """The steady state of 1F1B for many cuts at once; see `evener.cost.pipeline`."""
     best = work.max(axis=0)
     for a in range(len(work)):
         total = work[a].copy()

@@ -22,6 +22,7 @@ from evener.planner.loads import Load, LoadCurve
 
 _FEW_SETS = 4096
 _MOST_TRIED = 150
+_MOST_HOSTS = 8  # each alone is a start: more would leave nothing of what may be tried
 Counts = tuple[int, ...]
 
 
@@ -170,7 +171,7 @@ def _of_all(pool: Pool, aim: Aim, sets: Iterator[Counts]) -> Split | None:
 
 
 def _improved(pool: Pool, aim: Aim, sizes: Sequence[int]) -> Split | None:
-    """From all devices, the best groups, one device and each host, drop or add devices while that helps."""
+    """From all, the best groups, one device and the best hosts, drop or add devices while that helps."""
     worth = sorted(
         range(len(sizes)), key=lambda g: pool.seconds_alone(g) * aim.weight(pool.groups[g].names[:1])
     )
@@ -178,8 +179,12 @@ def _improved(pool: Pool, aim: Aim, sizes: Sequence[int]) -> Split | None:
     for most in sorted({1, 2, *(len(sizes) * k // 8 for k in range(1, 8))} - {0}):
         starts.append(tuple(k if g in worth[:most] else 0 for g, k in enumerate(sizes)))
     hosts = [pool.fleet.device(g.names[0]).host for g in pool.groups]
+    rates = dict.fromkeys(hosts, 0.0)
+    for g, host in enumerate(hosts):
+        rates[host] += sizes[g] / pool.seconds_alone(g)
     starts += [
-        tuple(k * (h == host) for k, h in zip(sizes, hosts, strict=True)) for host in dict.fromkeys(hosts)
+        tuple(k * (h == host) for k, h in zip(sizes, hosts, strict=True))
+        for host in sorted(rates, key=lambda h: -rates[h])[:_MOST_HOSTS]
     ]
     tried: set[Counts] = set()
     best, value, counts = None, float("inf"), tuple(sizes)

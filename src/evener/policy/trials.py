@@ -2,7 +2,7 @@
 
 What the formula of a sum does not know shows in a trial: messages that wait for one another, processes that
 wait for a core. So the few ways that may be the fastest are tried, and those of them that come out nearly
-alike are tried again, larger and more often, with the time that is left.
+alike are tried again, more often, with the time that is left.
 
     first look   ring   1 lane   1 lane, lossless   2 lanes   2 lanes, lossless      64 KiB, 8.4 and 16.8 MB
     again                        1 lane, lossless             2 lanes, lossless      the same, some times
@@ -11,12 +11,11 @@ Over slow links the first look is at less: 8.4 MB, or 4.2.
 """
 
 from collections.abc import Sequence
-from statistics import quantiles
 
 from msgspec.structs import replace
 
 from evener.core.exchange import PIECE_BYTES, exchange_of
-from evener.core.figures import Curve, Value
+from evener.core.figures import Curve, Value, quartiles
 from evener.core.fleet import Fleet, TriedSum
 from evener.core.plan import Reduction
 from evener.core.words import counted
@@ -95,9 +94,9 @@ def trials_of(
 def again(look: Trials, samples: Samples) -> Trials:
     """Of the ways of a first look those that took nearly the least, with what is left of the budget.
 
-    Each at most `MOST_REPEATS` times, with twice as much as well if there is so much to sum and time for it.
-    Example: 1.0, 1.1 and 1.4 s a sum of 8.4 MB, 20 s of which 10.5 are spent: the first two, with 8.4 MB
-    four times.
+    Each at most `MOST_REPEATS` times, with 16.8 MB as well if there is so much to sum and time for it.
+    Example: 1.0, 1.1 and 1.4 s a sum of 8.4 MB, 30 s of which 10.5 are spent: the first two, with 8.4 and
+    16.8 MB three times.
     """
     large = [quick(row[-1]) for row in samples]
     near = [i for i, s in enumerate(large) if s <= NEAR * min(large)]
@@ -129,7 +128,7 @@ def tried(names: tuple[str, ...], looks: Sequence[tuple[Trials, Samples]]) -> tu
 
 def quick(seconds: Sequence[float]) -> float:
     """The lower quartile. Example: of 1, 2, 3, 4 and 9 it is 2."""
-    return quantiles(seconds, n=4, method="inclusive")[0] if len(seconds) > 1 else seconds[0]
+    return quartiles(seconds)[0]
 
 
 def _sizes(num_bytes: int, *pieces: int) -> tuple[int, ...]:

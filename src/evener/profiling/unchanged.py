@@ -28,8 +28,10 @@ def left_unchanged(model: nn.Module, device: torch.device) -> Iterator[Callable[
     def changed() -> tuple[str, ...]:
         found = []
         for path, module, name, _, before in buffers:
-            now = None if isinstance(module, _BatchNorm) else module._buffers[name]
-            if now is not None and not torch.equal(_bits(now), _bits(before)):
+            now = module._buffers.get(name)
+            if isinstance(module, _BatchNorm):
+                continue
+            if now is None or not torch.equal(_bits(now), _bits(before)):
                 found.append(f"{path}.{name}".removeprefix("."))
         return tuple(found)
 
@@ -55,4 +57,6 @@ def left_unchanged(model: nn.Module, device: torch.device) -> Iterator[Callable[
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
-    return dense.cpu().contiguous().reshape(-1).view(torch.uint8)
+    own = dense.cpu().contiguous()
+    # A tensor of one value is contiguous whatever its stride, which reshape(-1) keeps.
+    return own.as_strided((own.numel(),), (1,)).view(torch.uint8)

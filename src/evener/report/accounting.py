@@ -162,8 +162,8 @@ def _samples(plan: Plan) -> dict[str, float]:
     if not useful:
         if not plan.is_data_parallel:
             raise UsageError(
-                "a plan of several stages needs `useful_samples`: what each device's layers are worth",
-                remedy="samples of the global batch times the device's part of the model's work",
+                "a plan of several stages says what each device's layers are worth in its prediction alone",
+                remedy="a plan with its prediction, as `evener plan` makes it",
             )
         return dict(plan.samples_by_device())
     total = sum(useful.values())

@@ -95,8 +95,11 @@ def explanation(path: str | Path, run: RunFiles) -> Explanation:
         source = f"mean of {counted(steps, 'step')} of trace.json, {run.traces[0].source}"
         notes.append(_WAITS)
     elif uses := recorded(run.records):
-        source = f"mean of {counted(len(run.records), 'step')} of metrics.jsonl, measured"
-        notes += [_WAITS, "the run has no trace.json: it goes on, was stopped, or failed"]
+        paced = "rehearsed" if run.info and run.info.rehearse else "measured"
+        source = f"mean of {counted(len(run.records), 'step')} of metrics.jsonl, {paced}"
+        notes.append(_WAITS)
+        if not any("trace.json" in problem for problem in run.problems):
+            notes.append("the run has no trace.json: it goes on, was stopped, or failed")
     else:
         raise UsageError(
             f"{run.name} holds no step: neither profiled-step.json, trace.json nor a record in metrics.jsonl",

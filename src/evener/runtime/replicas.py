@@ -27,7 +27,7 @@ def average_buffers(
 
     `parts` is this device's part of the samples for each buffer it holds; over all holders they sum to 1.
     The buffers of layers in `without` are left alone.
-    Whole-number buffers are left as they are: every device counts alike.
+    Whole-number buffers are left as they are: BatchNorm's count alike everywhere.
     """
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and name.rpartition(".")[0] not in without:

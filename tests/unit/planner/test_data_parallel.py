@@ -54,6 +54,18 @@ def test_of_too_many_sets_to_try_those_of_a_host_are_looked_at():
     assert set(result.plan.devices) == {"h6/0", "h6/1"}
 
 
+def test_many_hosts_leave_tries_for_the_search():
+    """160 hosts, each a start of its own, took all that may be tried: nothing was searched."""
+    seconds = {f"k{i}": 0.004 * (1 + i / 20) for i in range(160)}
+    devices = tuple(Device(name=f"h{i}/0", kind=k) for i, k in enumerate(seconds))
+    links = tuple(
+        Link(a=f"h{i}", b=f"h{j}", curve=line(1e-3, 1e9)) for i in range(160) for j in range(i + 1, 160)
+    )
+    profile = linear_profile(seconds, param_bytes=2**20)
+    result = plan(Fleet(devices=devices, links=links), profile, Job(global_batch=512, sums="ring"))
+    assert len(result.plan.devices) % 20  # 33, in 172 ms a step; 40 take 175
+
+
 def test_the_reduction_is_priced_as_a_ring_behind_the_last_backward():
     """One bucket that is ready only at the end: 2 rounds of (1 ms + 4 MiB / 1 GB/s)."""
     profile = linear_profile({"k": 0.01}, param_bytes=8 * 2**20)

@@ -295,7 +295,13 @@ def test_buffers_that_training_changes_are_named_and_put_back():
             return super().forward(x)
 
     model = Counting(*small(), nn.BatchNorm1d(3))
-    held = (("seen", torch.tensor(0)), ("mean", torch.zeros(())), ("mask", torch.tensor(float("nan"))))
+    every_third = torch.arange(10.0)[::3]
+    held = (
+        ("seen", torch.tensor(0)),
+        ("mean", torch.zeros(())),
+        ("mask", torch.tensor(float("nan"))),
+        ("one", every_third[1:2]),  # of one value and another stride, of which torch shows no bytes
+    )
     for name, tensor in held:
         model.register_buffer(name, tensor)
     before = {n: t.clone() for n, t in model.state_dict().items()}

@@ -129,7 +129,7 @@ def test_a_plan_of_several_stages_needs_the_worth_of_each_device():
     )
     plan = Plan(global_batch=14, pipelines=(Pipeline(samples=14, micro_batch=2, stages=stages),))
     solo = {name: SOLO[name] for name in ("lab/a", "lab/b")}
-    with pytest.raises(UsageError, match="useful_samples"):
+    with pytest.raises(UsageError, match="in its prediction alone"):
         account(TYPICAL, plan, solo)
 
     def worth(a: float, b: float) -> Plan:

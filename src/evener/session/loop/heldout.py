@@ -28,7 +28,7 @@ def evaluate_heldout(steps: Steps, wire: Wire) -> Heldout | None:
     and the run goes on, as what it has learnt is worth keeping.
 
     The model is in evaluation mode while this runs; floating buffers are averaged over devices first, each
-    weighted by its samples, so that every device evaluates one and the same model.
+    weighted by its samples, so that these are the same everywhere.
     """
     steps.average_buffers(wire)
     held, why_not = mean_of(list(pass_over(steps, steps.recipe.heldout)))

@@ -76,7 +76,7 @@ def check_adds_up(recipe: Recipe, device: torch.device) -> str:
                 parts = [_run(recipe, device, part) for part in (indices[:at], indices[at:])]
                 whole, again = _run(recipe, device, indices), _run(recipe, device, indices)
         except Exception as e:
-            unseen.append(last_line(e))
+            unseen.append(last_line(e).replace("; ", ", "))  # notes are told apart by that
             continue
         if why := _unsteady(whole.loss_sum, again.loss_sum):
             unseen.append(why)

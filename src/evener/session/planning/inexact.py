@@ -73,9 +73,10 @@ def moving_parts(model: nn.Module, names: Sequence[str]) -> tuple[str, ...]:
         return ()
     kept = [f"{some(means, NAMED)} as the mean over devices, weighted by samples"] if means else []
     kept += [f"{some(firsts, NAMED)} as the first device has it"] if firsts else []
+    own = "; each device evaluates with its own whole numbers" if firsts else ""
     return (
         "buffers that the model changes itself: each device changes its own, in each of its micro-batches; "
-        f"evaluated and saved are {', '.join(kept)}",
+        f"saved are {', '.join(kept)}{own}",
     )
 
 

@@ -71,8 +71,10 @@ def check_unmeasured(recipe: Recipe, site: Site, plan: Plan) -> str:
     On this process's device, where the plan has the whole model on one; the model is left as it was, on the
     host. Returns the sentence why nothing was compared, else "".
     """
+    if recipe.weight is not None:
+        return ""
     parted = plan.owners or any(s.residence for _, _, s in plan.numbered_stages())
-    if recipe.weight is None and (parted or not plan.is_data_parallel):
+    if parted or not plan.is_data_parallel:
         return f"{UNSEEN}: nothing was measured, and no device of the plan holds the whole model"
     device = site.torch_device
     try:

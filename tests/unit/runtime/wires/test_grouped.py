@@ -6,10 +6,11 @@ import time
 import pytest
 import torch
 
-from evener.core.exchange import LOSSLESS, PIECE_BYTES, exchange_of
+from evener.core.exchange import LOSSLESS, PIECE_BYTES, ROW, exchange_of
 from evener.core.exchange_seconds import PACKINGS
 from evener.core.plan import Reduction
 from evener.errors import EvenerError, PeerLostError, ReductionMismatchError
+from evener.runtime.compression.blocks import BLOCK
 from evener.runtime.compression.codec import NAMES as NAMES_OF_CODECS
 from tests.mailboxes import Post, wires
 
@@ -179,3 +180,7 @@ def test_members_without_common_memory_are_told_once_by_the_first_of_them(shares
     assert shares or told["a/0"].startswith("a/0, a/1 share no memory")
     for wire in made.values():
         wire.close()
+
+
+def test_sums_are_cut_where_blocks_of_int8_end() -> None:
+    assert ROW == BLOCK
