@@ -358,9 +358,11 @@ def test_verify_holds_it_against_a_plain_loop_that_does_the_same_and_prints_the_
 ) -> None:
     (fewer,) = fewer_in((how,))
     times = fewer.every or 1 if how.startswith("accumulate") else 1
-    request = request_for(tmp_path, plan_with(fewer, times=times), 5, optimizer=ADAM)
+    change = 'model.register_buffer("seen", torch.zeros(1))'
+    request = request_for(tmp_path, plan_with(fewer, times=times), 5, optimizer=ADAM, change=change)
     found = verify(request)
-    assert found is not None and found.as_planned and not found.exact, found
+    assert any("buffers" in note for note in found.notes) == fewer.parts_hosts
+    assert found.as_planned and not found.exact, found
     assert found.gradient_error_float64 <= 1e-12 and found.parameter_error_float64 <= 1e-12
     assert found.deviation is not None and 1e-3 < found.deviation < 2
     assert "in the place of one sum a step" in verdict_of(found)

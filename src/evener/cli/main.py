@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from evener import __version__
 from evener.cli.interrupts import INTERRUPTED, is_unread, leave_unread, orderly_interrupts
+from evener.core.tracebacks import last_line
 from evener.errors import EnvironmentBrokenError, EvenerError, UsageError
 
 # One line each, so that `evener --help` imports no verb. evener/cli/<verb>.py has a function <verb>.
@@ -54,6 +55,18 @@ class _Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         return name, load(name) if name else command, rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """The verb. What it wrote to may be gone that is not its output: typer ends without a word then."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            if is_unread():
+                raise
+            raise EnvironmentBrokenError(
+                f"what evener wrote to, a process or a connection, has ended: {last_line(error)}",
+                remedy="start again; where a process was killed, the system's log says by whom",
+            ) from error
 
 
 app = typer.Typer(
@@ -106,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        code = leave_unread()  # rich ends a command by that
+        code = leave_unread()  # typer and rich end a command by that
     sys.exit(code)
 
 
@@ -124,8 +137,6 @@ def _code_of(args: list[str]) -> int:
     except ImportError as error:
         return _report(_not_imported(error), args)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and is_unread():
-            raise
         traceback.print_exc()
         what = f"unexpected {type(error).__name__}: {error}"
         return _report(EvenerError(what, remedy="report it with the traceback above and the command"), args)

@@ -1,13 +1,15 @@
 """`evener verify`: is the result that of one device? Yes or no, with the distance."""
 
+import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evener.cli.interrupts import orderly_sigterm
 from evener.cli.options import (
     MAX_SEED,
     AsJson,
@@ -21,8 +23,8 @@ from evener.cli.options import (
 )
 from evener.core.job import MAX_SAMPLES
 from evener.core.words import counted, some
-from evener.errors import NotExactError
-from evener.session.launched import is_launched
+from evener.errors import FileError, NotExactError
+from evener.session.launched import check_unlaunched
 
 if TYPE_CHECKING:
     from evener.session.exactness.verify import Exactness
@@ -59,10 +61,11 @@ def verify(
     from evener.cli.train import print_json
     from evener.session.launching.server import start_early
 
+    check_unlaunched("evener verify")
     start_early(script)
     from evener.session.ask import request_for
 
-    with folder_for(run_dir) as folder:
+    with orderly_sigterm(), folder_for(run_dir) as folder:
         request = request_for(
             script,
             fleet=fleet,
@@ -83,8 +86,6 @@ def verify(
         from evener.session.exactness.verify import verify as compare
 
         found = compare(request)
-    if found is None:
-        return
     shares = ", ".join(f"{name} {n}" for name, n in found.plan.samples_by_device().items())
     single, double = conditions_of(found)
     print(f"samples a step:           {shares}")
@@ -114,16 +115,32 @@ def verify(
 
 
 @contextmanager
-def folder_for(run_dir: Path | None) -> Iterator[Path | None]:
+def folder_for(run_dir: Path | None) -> Iterator[Path]:
     """Where the runs' files go: they are of no use afterwards, unless `run_dir` was asked for.
 
-    Processes of torchrun need one that they all see, so theirs is among the runs.
+    Among the runs: the system's folder for temporary files is memory on some hosts. FileError where none can
+    be made there.
     """
-    if run_dir or is_launched():
+    if run_dir:
         yield run_dir
-    else:
-        with tempfile.TemporaryDirectory(prefix="evener-verify-") as folder:
+        return
+    base = Path(os.environ.get("EVENER_RUNS", "runs"))
+    was_there = base.exists()
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(dir=base, prefix=".verify-")
+    except OSError as e:
+        raise FileError(
+            f"cannot make a folder in {base}: {e.strerror}",
+            remedy="--run-dir with a folder that you may make or write to, or EVENER_RUNS with one",
+        ) from e
+    try:
+        with made as folder:
             yield Path(folder)
+    finally:
+        if not was_there:
+            with suppress(OSError):  # other runs are in it by now
+                base.rmdir()
 
 
 def conditions_of(found: "Exactness") -> tuple[str, str]:
@@ -155,13 +172,14 @@ def verdict_of(found: "Exactness") -> str:
     others = f"buffers that are not one device's: {some(found.buffers, 5)}" if found.buffers else ""
     if not said:
         return f"no: {others}" if found.as_planned and others else "no"
-    where = "; ".join(filter(None, (*said, others)))
+    where, others = "; ".join(said), f"; {others}" if others else ""
     distance = f"gradient error {found.gradient_error:.0e}"
     if found.as_planned:
         return (
             f"no, as the plan says: {where}; {distance}, within the {found.gradient_bound:.0e} that follows"
+            f"{others}"
         )
-    return f"no: {distance}, more than the {found.gradient_bound:.0e} that follows from {where}"
+    return f"no: {distance}, more than the {found.gradient_bound:.0e} that follows from {where}{others}"
 
 
 def hint_of(found: "Exactness") -> str:

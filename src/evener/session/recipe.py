@@ -161,7 +161,10 @@ class Recipe:
         """What the recipe's function gives, or raises; ModelError where that wants a closure."""
         made = self.optimizer(parameters)
         step = getattr(made, "step", None)
-        closure = inspect.signature(step).parameters.get("closure") if callable(step) else None
+        try:
+            closure = inspect.signature(step).parameters.get("closure") if callable(step) else None
+        except (TypeError, ValueError):  # of a compiled extension: it does not say
+            closure = None
         if closure is not None and closure.default is closure.empty:
             raise ModelError(
                 f"{type(made).__name__} wants a closure: it runs the model by itself, several times a step, "

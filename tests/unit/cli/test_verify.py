@@ -1,5 +1,6 @@
 """What `evener verify` says beside yes and no."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
+from evener.cli.interrupts import TERMINATED
 from evener.cli.main import main
 from evener.cli.verify import conditions_of, folder_for, verdict_of
 from evener.core.fleet import Device, Fleet
 from evener.core.plan import Pipeline, Plan, Share, Stage
+from evener.errors import FileError, UsageError
 from evener.session.exactness import verify as exactness
 from evener.session.exactness.reference import DROPOUT_OFF, differing_buffers, reference
 from evener.session.exactness.verify import Exactness
@@ -74,7 +77,13 @@ def test_buffers_that_are_not_one_devices_are_named() -> None:
     found = replace(result(0.0, 0.0, 0.0), exact=False, buffers=("seen", "total"))
     assert verdict_of(found) == "no: buffers that are not one device's: seen, total"
     both = replace(found, compressed=("int8",))
-    assert verdict_of(both).startswith("no, as the plan says: int8 between hosts; buffers that are not")
+    named = "; buffers that are not one device's: seen, total"
+    assert verdict_of(both) == (
+        "no, as the plan says: int8 between hosts; gradient error 0e+00, within the 1e-06 that follows"
+        + named
+    )
+    off_too = verdict_of(replace(both, gradient_error=0.1, as_planned=False))
+    assert off_too.endswith("that follows from int8 between hosts" + named)
 
 
 @pytest.mark.parametrize(("rate", "off"), [(0.5, True), (0.0, False)])
@@ -151,14 +160,41 @@ def test_one_device_is_not_compared_with_itself(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_comparison_go_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were left in runs/ of whatever folder the command was given in."""
+    """They were left in runs/ of whatever folder the command was given in, then in /tmp: often memory."""
+    runs = tmp_path / "runs"
+    monkeypatch.setenv("EVENER_RUNS", str(runs))
     with folder_for(None) as folder:
-        assert folder is not None and folder.is_dir()
-    assert not folder.exists()
+        assert folder.parent == runs and folder.is_dir()
+    assert not runs.exists()
+    with folder_for(None):
+        (runs / "other").mkdir()
+    assert [p.name for p in runs.iterdir()] == ["other"]
     with folder_for(tmp_path) as folder:
         pass
     assert folder == tmp_path and tmp_path.is_dir()
+    monkeypatch.setenv("EVENER_RUNS", str(Path(__file__)))
+    with pytest.raises(FileError, match=r"cannot make a folder in .*test_verify.py"), folder_for(None):
+        pass
+
+
+def test_sigterm_leaves_nothing_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder stayed, as SIGTERM ended the command on the spot."""
+    (tmp_path / "job.py").write_text("def recipe(): ...")
+    monkeypatch.setenv("EVENER_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(exactness, "verify", lambda request: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as done:
+        main(["verify", str(tmp_path / "job.py"), "--devices", "cpu"])
+    assert done.value.code == TERMINATED and [p.name for p in tmp_path.iterdir()] == ["job.py"]
+
+
+def test_it_starts_its_own_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of torchrun's had a run folder of its own, and all but the first ended after float32."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with folder_for(None) as folder:
-        assert folder is None  # one that all processes see, among the runs
+    with pytest.raises(SystemExit) as done:
+        main(["verify", str(tmp_path / "job.py")])
+    assert done.value.code == 2 and "evener verify SCRIPT without torchrun" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="starts its own processes"):
+        exactness.verify(Request(fleet=Fleet(devices=(Device(name="lab/a", kind="cpu"),)), run_dir=""))

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,6 +164,8 @@ def test_an_optimiser_that_cannot_be_made_is_the_recipes_error() -> None:
     with pytest.raises(ModelError, match="LBFGS wants a closure"):
         made(optimizer=torch.optim.LBFGS).make_optimizer(parameters)
     assert isinstance(made(optimizer=torch.optim.AdamW).make_optimizer(parameters), torch.optim.AdamW)
+    compiled: Any = SimpleNamespace(param_groups=[], step=max)  # has no signature, as much that is compiled
+    assert made(optimizer=lambda params: compiled).make_optimizer(parameters) is compiled
 
 
 @pytest.mark.parametrize("door", [ev.train, ev.predict])

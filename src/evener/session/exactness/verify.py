@@ -29,7 +29,8 @@ from evener.session.exactness.reference import (
     part_of_way,
     reference,
 )
-from evener.session.launching.launch import run
+from evener.session.launched import check_unlaunched
+from evener.session.launching.launch import launch
 from evener.session.layout.precision import lower_precision
 from evener.session.planning.decide import fewer_of
 from evener.session.planning.pace import without_rate
@@ -74,7 +75,7 @@ class Exactness(Value, frozen=True, kw_only=True):
     buffers: tuple[str, ...] = ()
 
 
-def verify(request: Request) -> Exactness | None:
+def verify(request: Request) -> Exactness:
     """Run `request.steps` steps on the fleet, in float32 and float64, and compare with one device.
 
     Dropout that draws from a generator is switched off on both sides, and the notes say so; dropout free of
@@ -84,7 +85,9 @@ def verify(request: Request) -> Exactness | None:
     float64, and the same buffers. A plan with devices in a
     lower precision is not exact; float64 is left alone by it and shows that the sums are right all the same.
     A fleet of one device takes its batches in two unequal parts: at once it would be compared with itself.
+    UsageError under torchrun.
     """
+    check_unlaunched("evener verify")
     request = in_two_parts(request)
     steps = request.steps or 5
     errors: dict[str, tuple[float, float]] = {}
@@ -97,9 +100,7 @@ def verify(request: Request) -> Exactness | None:
         folder.mkdir(parents=True, exist_ok=True)
         drop_first_gradients(folder)  # none is written before all devices meet in the first step
         asked = _asked(request, plan, dtype, steps, folder)
-        outcome = run(asked)
-        if outcome is None:
-            return None
+        outcome = launch(asked)
         plan = plan if dtype == "float64" else outcome.plan
         _check_moved(folder, steps)
         assert plan is not None
@@ -118,6 +119,8 @@ def verify(request: Request) -> Exactness | None:
             bound = max([bound, *(_packing(name, loop.first_gradient) for name in compressed)])
         if plan.fewer and plan.fewer.parts_hosts:
             gradient, ends = by_hosts(asked, plan, steps, folder)
+            if next(loop.model.buffers(), None) is not None:
+                notes += (f"{plan.fewer}: each host has buffers of its own, which were not compared",)
         else:
             held = first_gradients(folder)
             buffers = differing_buffers(tensors, loop.model, PARAMETER_BOUND)  # float64's stay
