@@ -4,8 +4,9 @@
     __0_0.distcp       parts, each a file of `torch.save`, one behind the other
 
 A pickle may name any function for its reader to call. Here it may name the few classes of which DCP's
-metadata is made, and gets a stand-in without behaviour for each; anything else is refused. What comes out is
-checked before it is used: numbers, plain file names in the folder, parts that fit into tensors and files.
+metadata is made, and gets a stand-in without behaviour for each; anything else is refused. Its opcodes are
+looked through before, so that the reading ends. What comes out is checked before it is used: numbers, plain
+file names in the folder, parts that fit into tensors and files.
 Parts are read with `weights_only`. No class of torch's is needed, so changes to them do not matter here.
 """
 
@@ -28,28 +29,37 @@ from evener.errors import StateError
 from evener.runtime.checkpoints.shards import DTYPES
 
 METADATA = ".metadata"
-MOST_BYTES = 64 * 2**20  # of metadata: half a million parts
+MOST_BYTES = 32 * 2**20  # of metadata: 100,000 tensors of one part are 25 MB, their opcodes 11.2 million
+MOST_OPCODES = 12 * 2**20  # looked through in 7 s
 _MOST = 2**48
 _MOST_NUMBER_BYTES = 2**20
 _NAMES_MOST = 512
 _MOST_VALUES = 1000  # of a tuple: a shape, or the way to a tensor through dicts
+_MOST_TEXT = 4096  # characters of a text: a name, or a path
 _MOST_DIMS = 64  # torch's own
 
 
 class _Part:
-    """Stands for an object of torch's: what it was made of, and nothing that could run."""
+    """Stands for an object of torch's: its state, and nothing that could run."""
 
-    args: tuple[Any, ...] = ()
     state: Any = None
 
-    def __init__(self, *args: Any) -> None:
-        self.args = args
+    def __init__(self, *args: Any) -> None: ...
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
     def __getitem__(self, key: str) -> Any:
         return self.state[key]
+
+
+class _Size(_Part):
+    """Is no tuple: only the opcodes of tuples make those."""
+
+    values: Any = None
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
 
 
 class _Metadata(_Part): ...
@@ -71,7 +81,7 @@ _KINDS: dict[tuple[str, str], Any] = {
     ("torch.distributed.checkpoint.metadata", "BytesStorageMetadata"): _OfBytes,
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Part,
     ("torch.serialization", "_get_layout"): _Part,
-    ("torch", "Size"): tuple,
+    ("torch", "Size"): _Size,
     **{("torch", name): dtype for name, dtype in _DTYPES.items()},
     **{(f"pathlib{sub}", f"{kind}Path"): _Part for sub in ("", "._local") for kind in ("Posix", "Windows")},
 }  # fmt: skip
@@ -84,42 +94,59 @@ class _Unpickler(pickle.Unpickler):
         return _KINDS[module, name]
 
 
-def _check_tuples(raw: bytes) -> None:
-    """ValueError where a tuple of the pickle has more than `_MOST_VALUES` values, with those of tuples in it.
+# The opcodes of what DCP writes: how many things each takes from the stack (None: all to the last mark), and
+# whether what it puts there may be a key of a dict (None: puts nothing). POP, DUP and sets are not admitted.
+_OPCODES: dict[str, tuple[int | None, bool | None]] = {
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), (0, None)),
+    **dict.fromkeys(("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"), (0, False)),
+    **dict.fromkeys(("BINFLOAT", "EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT"), (0, False)),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE"), (0, True)),
+    **{f"TUPLE{n}": (n, False) for n in (1, 2, 3)},
+    "TUPLE": (None, False),
+    "STACK_GLOBAL": (2, False),
+    **dict.fromkeys(("NEWOBJ", "REDUCE"), (2, True)),  # make a `_Part`, or fail
+    **dict.fromkeys(("BUILD", "APPEND"), (1, None)),  # what they change stays
+    "SETITEM": (2, None),
+    **dict.fromkeys(("APPENDS", "SETITEMS"), (None, None)),
+}
 
-    The one in which each holds the next twice is short as a pickle, and as a key of a dict its hash takes
-    2^depth steps. Follows the opcodes without making anything; places in the memo are counted, as a table up
-    to the largest is made.
-    Example: (1, (2, 3)) has 5.
+
+def _check(raw: bytes) -> None:
+    """ValueError where `raw` has opcodes, or keys of dicts, that DCP does not write: reading might not end.
+
+    A key may be a text or one of our stand-ins, whose hashes nobody can choose. Without this a hundred bytes
+    are a tuple of one tuple twice, and so on, whose hash takes 2^depth steps, and integers can be chosen that
+    all have one hash. Follows the opcodes without making anything, in at most `MOST_OPCODES` steps.
     """
-    stack: list[int] = []  # values that each thing on the unpickler's stack counts for
-    marks: list[int] = []
-    memo: dict[int, int] = {}
-    for op, arg, _ in pickletools.genops(raw):
-        if op.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            place = len(memo) if op.name == "MEMOIZE" else int(arg)  # type: ignore[arg-type]
-            if place > len(memo) + 1:
-                raise ValueError(f"the place {place} comes after {len(memo)} others")
-            memo[place] = stack[-1]
-        elif op.name in ("GET", "BINGET", "LONG_BINGET"):
+    stack: list[bool] = []  # of each thing on the unpickler's stack: may it be a key
+    marks = [0]
+    memo: list[bool] = []
+    for step, (op, arg, _) in enumerate(pickletools.genops(raw)):
+        if step == MOST_OPCODES:
+            raise ValueError(f"more than {MOST_OPCODES} opcodes in {len(raw)} bytes")
+        name = op.name
+        if name == "MEMOIZE":
+            memo.append(stack[-1])
+        elif name in ("BINGET", "LONG_BINGET"):
             stack.append(memo[int(arg)])  # type: ignore[arg-type]
-        elif op.name == "DUP":
-            stack.append(stack[-1])
-        elif op.name == "MARK":
+        elif name == "MARK":
             marks.append(len(stack))
+        elif name not in _OPCODES:
+            raise ValueError(f"it has the opcode {name}")
         else:
-            before = op.stack_before
-            is_slice = pickletools.markobject in before
-            first = marks.pop() if is_slice else len(stack)
-            first -= before.index(pickletools.markobject) if is_slice else len(before)
-            if first < 0:
+            takes, makes = _OPCODES[name]
+            if isinstance(arg, str) and len(arg) > _MOST_TEXT:
+                raise ValueError(f"a text of {len(arg)} characters, more than {_MOST_TEXT}")
+            first = marks.pop() if takes is None else len(stack) - takes
+            if not marks or first < marks[-1]:
                 raise ValueError("it takes more than there is")
-            taken, stack[first:] = stack[first:], []
-            is_tuple = pickletools.pytuple in op.stack_after
-            count = 1 + sum(taken) if is_tuple else 1
-            if count > _MOST_VALUES:
-                raise ValueError(f"a tuple of more than {_MOST_VALUES} values")
-            stack += [count] * len(op.stack_after)
+            if name in ("SETITEM", "SETITEMS") and not all(stack[first::2]):
+                raise ValueError("a key is neither text nor an object")
+            if name == "TUPLE" and len(stack) - first > _MOST_VALUES:
+                raise ValueError(f"a tuple of {len(stack) - first} values, more than {_MOST_VALUES}")
+            del stack[first:]
+            if makes is not None:
+                stack.append(makes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +195,7 @@ def read_metadata(folder: Path) -> dict[str, Stored]:
     path = folder / METADATA
     raw = read_bytes(path, MOST_BYTES)
     try:
-        _check_tuples(raw)
+        _check(raw)
         metadata = _Unpickler(BytesIO(raw)).load()
         if not isinstance(metadata, _Metadata):
             raise TypeError("it holds something else")
@@ -240,7 +267,7 @@ def _unfit(folder: Path, name: str, part: Part) -> StateError:
 
 
 def _entries(metadata: _Metadata, folder: Path) -> Iterator[Stored]:
-    where: dict[tuple[str, tuple[int, ...] | None], Part] = {}
+    where: dict[tuple[str, str], Part] = {}  # offsets as text: its hash cannot be chosen
     sizes: dict[str, int] = {}
     for index, info in metadata["storage_data"].items():
         if info.state.get("transform_descriptors"):
@@ -250,7 +277,7 @@ def _entries(metadata: _Metadata, folder: Path) -> Iterator[Stored]:
         offset = index.state.get("offset")
         if type(index["fqn"]) is not str:
             raise TypeError("a place is of no name")
-        where[index["fqn"], None if offset is None else _numbers(offset)] = found
+        where[index["fqn"], str(offset if offset is None else _numbers(offset))] = found
     left = len(where)
     for name, entry in metadata["state_dict_metadata"].items():
         if type(name) is not str or not 0 < len(name) <= _NAMES_MOST or not name.isprintable():
@@ -261,7 +288,7 @@ def _entries(metadata: _Metadata, folder: Path) -> Iterator[Stored]:
                 raise ValueError("it has more parts of tensors than places for them")
             yield _tensor(name, entry, where)
         elif isinstance(entry, _OfBytes):
-            yield Stored(name=name, parts=(where[name, None],))
+            yield Stored(name=name, parts=(where[name, "None"],))
         else:
             raise TypeError(f"{name} is neither tensor nor bytes")
 
@@ -275,7 +302,7 @@ def _tensor(name: str, entry: _OfTensor, where: dict[Any, Part]) -> Stored:
     parts = []
     for chunk in entry["chunks"]:
         offsets, sizes = _numbers(chunk["offsets"]), _numbers(chunk["sizes"])
-        found = where[name, offsets]
+        found = where[name, str(offsets)]
         ends = [o + s for o, s in zip(offsets, sizes, strict=True)]
         is_within = all(end <= most for end, most in zip(ends, shape, strict=True))
         if not is_within or math.prod(sizes) * dtype.itemsize > found.length:
@@ -290,6 +317,8 @@ def _tensor(name: str, entry: _OfTensor, where: dict[Any, Part]) -> Stored:
 
 
 def _numbers(found: Any) -> tuple[int, ...]:
+    if isinstance(found, _Size):
+        found = found.values
     if (
         type(found) is not tuple
         or len(found) > _MOST_DIMS

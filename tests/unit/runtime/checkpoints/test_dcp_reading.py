@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import struct
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -171,29 +172,66 @@ def test_metadata_and_its_files_are_bounded(saved: Path, monkeypatch: pytest.Mon
         read_metadata(saved)
 
 
-def nested(depth: int) -> bytes:
-    """A dict with one key: a tuple of one tuple twice, and so on. Hashed, it takes 2^depth steps."""
-    return b"\x80\x04})" + b"2\x86" * depth + b"K\x01s."
+SIZE = b"\x8c\x05torch\x8c\x04Size\x93"
+PART = b"\x8c\x25torch.distributed.checkpoint.metadata\x8c\x0bStorageMeta\x93"
+TWICE = b"".join(b"h%ch%c\x86\x94" % (n, n) for n in range(60))  # each holds the last twice
+
+
+def integers(count: int) -> bytes:
+    """A dict of integers that all have the hash 0."""
+    keys = (pickle.dumps(n * (2**61 - 1), 2)[2:-1] for n in range(count))
+    return b"\x80\x04}(" + b"".join(key + b"N" for key in keys) + b"u."
 
 
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (nested(60), "a tuple of more than 1000 values"),
-        (
-            b"\x80\x04})\x94" + b"0(h\x00h\x00h\x00t\x94" * 2 + b"(" + b"h\x02" * 400 + b"tK\x01s.",
-            "a tuple of more",
-        ),
-        (b"\x80\x04}r\xff\xff\xff\x7f.", "the place 2147483647 comes after 0 others"),
+        (b"\x80\x04])\x94" + TWICE + b"}h\x3cK\x01s.", "a key is neither text nor an object"),
+        (b"\x80\x04)\x94}(h\x00K\x01u.", "a key is neither"),
+        (b"\x80\x04})" + b"2\x86" * 60 + b"K\x01s.", "the opcode DUP"),
+        (b"\x80\x04)" + b"2\x86Nb" * 60 + b"\x94}h\x00K\x01s.", "the opcode DUP"),
+        (b"\x80\x04)\x94" + b"h\x00Nb\x85\x94}h\x01K\x01s.", "a key is neither"),
+        (b"\x80\x02})q\x000" + b"ctorch\nSize\nh\x00h\x00\x86\x85Rq\x000" * 60 + b"h\x00K\x01s.", "BINPUT"),
+        (b"\x80\x04" + b"K\x01" * 60 + b")" + b"(02\x86" * 60 + b"\x94}h\x00K\x01s.", "the opcode POP"),
+        (b"\x80\x04}(K\x07\x91K\x01s.", "the opcode FROZENSET"),
+        (b"\x80\x04})" + b"\x85" * 200_000 + b"K\x01s.", "a key is neither"),
+        (integers(1000), "a key is neither"),
+        (b"\x80\x04(" + b"N" * 1001 + b"t.", "a tuple of 1001 values, more than 1000"),
+        (b"\x80\x04X\x01\x10\x00\x00" + b"a" * 4097 + b".", "a text of 4097 characters, more than 4096"),
+        (b"\x80\x04}r\xff\xff\xff\x7f.", "the opcode LONG_BINPUT"),
         (b"\x80\x04\x86.", "it takes more than there is"),
-        (b"\x80\x04t.", "no metadata of torch"),
+        (b"\x80\x04N(\x85.", "it takes more than there is"),
+        (b"\x80\x04t.", "it takes more than there is"),
+        (b"\x80\x04" + b"N" * 200 + b".", "more than 150 opcodes in 203 bytes"),
     ],
-    ids=["deep", "wide", "a far place", "nothing to take", "no mark"],
+    ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_no_pickle_hangs_the_one_who_reads_it(saved: Path, raw: bytes, words: str) -> None:
+def test_no_pickle_hangs_the_one_who_reads_it(
+    saved: Path, raw: bytes, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As keys of dicts, tuples within tuples are hashed or compared in 2^depth steps."""
+    if "150 opcodes" in words:
+        monkeypatch.setattr(dcp_reading, "MOST_OPCODES", 150)
     (saved / METADATA).write_bytes(raw)
     with pytest.raises(StateError, match=words):
         read_metadata(saved)
+
+
+def test_what_size_makes_is_no_tuple_and_may_be_a_key(saved: Path) -> None:
+    """Its hash is that of an object: 60 deep it is made at once. It holds something else all the same."""
+    deep = b"".join(SIZE + b"h%ch%c\x86\x85R\x94" % (n, n) for n in range(60))
+    (saved / METADATA).write_bytes(b"\x80\x04}])\x94" + deep + b"}h\x3cK\x01s.")
+    with pytest.raises(StateError, match="something else"):
+        read_metadata(saved)
+
+
+def test_things_within_things_end_too(saved: Path) -> None:
+    """A stack of C's is not used up by taking them apart: lists, tuples, our own objects."""
+    objects = b"".join(b"\x94h\x00)\x81j" + struct.pack("<I", n + 1) + b"b" for n in range(50_000))
+    for raw in (b"N" + b"\x85" * 100_000, b"]" * 100_000 + b"a" * 99_999, PART + b"\x94N" + objects):
+        (saved / METADATA).write_bytes(b"\x80\x04" + raw + b".")
+        with pytest.raises(StateError, match="something else"):
+            read_metadata(saved)
 
 
 def test_one_list_of_parts_is_not_had_by_many_tensors(saved: Path) -> None:
