@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from evener.core.figures import line
-from evener.core.plan import Ownership, Pipeline, Plan, Share, Stage
+from evener.core.plan import Held, Ownership, Pipeline, Plan, Share, Stage
 from evener.core.routes import Routes
 from evener.rehearsal.device.clock import Clock
 from evener.runtime.owning.means import Means
@@ -74,13 +74,17 @@ def gradients_of_small_layers_leave_as_one(rank: int, world_size: int) -> None:
 
 
 def gradients_of_a_large_layer_leave_one_by_one(rank: int, world_size: int) -> None:
-    gradients_leave_a_lone_card(nn.Sequential(nn.Linear(50, 45_000)), ("0",), [45_000 * 4, 45_000 * 50 * 4])
+    copies = [45_000 * 4, 45_000 * 50 * 4]
+    gradients_leave_a_lone_card(nn.Sequential(nn.Linear(50, 45_000)), ("0",), copies, "parameters")
 
 
 def gradients_leave_a_lone_card(
-    model: nn.Sequential, owned_layers: tuple[str, ...], copies: list[int]
+    model: nn.Sequential, owned_layers: tuple[str, ...], copies: list[int], held: Held = "gradients"
 ) -> None:
-    """In a backward, one copy of each of these bytes to the host, told as transfer, at 5 ms + 100 MB/s."""
+    """In a backward, one copy of each of these bytes to the host, told as transfer, at 5 ms + 100 MB/s.
+
+    Values, which nobody else asks for, stay on the card.
+    """
     from evener.rehearsal.device.driver import CardDriver
 
     card = card_of(link=line(5e-3, 1e8), clock=Clock(host_counts=False))
@@ -90,7 +94,7 @@ def gradients_leave_a_lone_card(
         global_batch=4,
         schedule="1f1b",
         pipelines=(Pipeline(samples=4, micro_batch=4, stages=(stage,)),),
-        owners=tuple(Ownership(layer=x, parts={name: 1}, held="gradients") for x in owned_layers),
+        owners=tuple(Ownership(layer=x, parts={name: 1}, held=held) for x in owned_layers),
     )
     model = model.to("rehearsal")
     means = Means(
@@ -116,6 +120,9 @@ def gradients_leave_a_lone_card(
     grads = [piece.values.grad for pieces in owned.pieces.values() for piece in pieces]
     assert len(grads) == 2 * len(owned_layers)
     assert all(g is not None and g.device.type == "rehearsal" for g in grads)
+    since = means.now()
+    owned.parameters.after_move()
+    assert means.now() == since
     owned.close()
 
 

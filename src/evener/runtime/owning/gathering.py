@@ -72,7 +72,7 @@ class Gathering:
 
     def after_move(self) -> None:
         """The optimiser has moved this device's spans."""
-        if self._device.type != "cpu":
+        if self._device.type != "cpu" and len(self._ranks.devices) > 1:  # for others alone
             for source, own in zip(self._source, self.own, strict=True):
                 source.copy_(own)
 
