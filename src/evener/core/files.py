@@ -22,7 +22,6 @@ EXAMPLES = {
     "profile": "evener profile writes one",
 }
 """Where a valid file of each type is to be seen."""
-MODE = 0o644
 _ROOM = "a folder with room that you may write to"
 
 
@@ -90,14 +89,14 @@ def write(path: str | Path, value: object) -> None:
 def write_bytes(path: str | Path, raw: bytes) -> None:
     """Replace the file at `path` by `raw` in one step; FileError where something else is there."""
     path = Path(path)
-    _check_regular(path)
     try:
+        _check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as f:
                 f.write(raw)
-                os.fchmod(f.fileno(), MODE)
+                os.fchmod(f.fileno(), _mode())
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
@@ -107,18 +106,37 @@ def write_bytes(path: str | Path, raw: bytes) -> None:
 
 
 def readable(path: str | Path) -> None:
-    """Let all read the file at `path`, as other files: safetensors writes for its owner alone."""
-    os.chmod(path, MODE)
+    """Let those read the file at `path` who may read any new one: safetensors writes for its owner alone."""
+    os.chmod(path, _mode())
+
+
+def _mode() -> int:
+    """Of a new file under this process's umask. Example: 0o644 under 022, 0o600 under 077.
+
+    Linux tells the umask. Elsewhere it can only be set and set back: a file that another thread makes in
+    between is for its owner alone.
+    """
+    with suppress(OSError):
+        found = re.search(rb"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_bytes(), re.MULTILINE)
+        if found:
+            return 0o666 & ~int(found[1], 8)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def check_target(path: str | Path | None) -> None:
     """FileError where no file could be written at `path`, if there is one: before the work that it is for."""
     if path is None:
         return
-    _check_regular(Path(path))
-    folder = next(p for p in Path(path).absolute().parents if p.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        what = "is not yours to write to" if folder.is_dir() else "is no folder"
+    try:
+        _check_regular(Path(path))
+        folder = next(p for p in Path(path).absolute().parents if p.exists())
+        is_folder = folder.is_dir()
+    except OSError as e:  # a name that is too long, a folder that may not be looked into
+        raise cannot_write(path, e) from e
+    if not is_folder or not os.access(folder, os.W_OK | os.X_OK):
+        what = "is not yours to write to" if is_folder else "is no folder"
         raise FileError(f"cannot write {path}: {folder} {what}", remedy=_ROOM)
 
 

@@ -1,5 +1,7 @@
 """A file that is not what it should be: the remedy shows one that is."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 
 from evener.core.catalogue import FleetFile
 from evener.core.figures import Value
-from evener.core.files import EXAMPLES, check_target, decode, read, read_bytes
+from evener.core.files import EXAMPLES, check_target, decode, read, read_bytes, readable, write_bytes
 from evener.core.fleet import Fleet
 from evener.core.plan import Plan
 from evener.core.profile import Profile
@@ -69,3 +71,35 @@ def test_where_nothing_can_be_written_is_told_before_the_work(tmp_path: Path) ->
         check_target(tmp_path)
     with pytest.raises(FileError, match=f"cannot write .*: {tmp_path}/file is no folder"):
         check_target(tmp_path / "file" / "fleet.json")
+
+
+def test_a_name_that_is_too_long_is_no_traceback(tmp_path: Path) -> None:
+    for path in (tmp_path / ("a" * 300), tmp_path / ("a" * 300) / "plan.json"):
+        with pytest.raises(FileError, match=r"cannot write .*: File name too long"):
+            check_target(path)
+        with pytest.raises(FileError, match=r"cannot write .*: File name too long"):
+            write_bytes(path, b"")
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize("is_linux", [True, False])
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_who_may_read_a_file_is_the_umask_s_to_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int, mode: int, is_linux: bool
+) -> None:
+    """Weights were readable by all on a shared host, whatever their owner had set."""
+    if not is_linux:
+        monkeypatch.setattr(Path, "read_bytes", lambda self: b"Name:\tpython\n")
+    os.umask(mask)
+    write_bytes(tmp_path / "new", b"1")
+    (tmp_path / "other").touch(0o600)
+    readable(tmp_path / "other")
+    assert [p.stat().st_mode & 0o777 for p in sorted(tmp_path.iterdir())] == [mode, mode]
+    assert os.umask(mask) == mask
