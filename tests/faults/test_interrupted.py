@@ -27,8 +27,9 @@ def stopped(
     *,
     until: Callable[[psutil.Process, TextIO], bool],
     after_s: float,
+    to_all: bool = True,
 ) -> tuple[int, str]:
-    """(exit code, what was told after the signal) of a command; Ctrl-C goes to its whole group."""
+    """(exit code, what was told after the signal) of a command; the signal goes `to_all` of its group."""
     (tmp_path / "job.py").write_text(SCRIPT)
     write(tmp_path / "fleet.json", Fleet(devices=(Device(name="lab/a", kind="cpu", threads=1),)))
     command = [sys.executable, "-m", "evener.cli.main", *words, "--fleet", str(tmp_path / "fleet.json")]
@@ -40,7 +41,7 @@ def stopped(
             time.sleep(0.005)
         time.sleep(after_s)
         everyone = [process, *process.children(recursive=True)]
-        (os.killpg if what is signal.SIGINT else os.kill)(job.pid, what)
+        (os.killpg if to_all else os.kill)(job.pid, what)
         after = job.stderr.read()
     assert not psutil.wait_procs(everyone, timeout=5)[1]
     return job.returncode, after
@@ -73,14 +74,19 @@ def test_ctrl_c_while_the_fork_server_loads(tmp_path: Path, after_s: float) -> N
     assert code == 130 and after == "", after
 
 
-@pytest.mark.parametrize(("what", "wanted"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("what", "wanted", "to_all"),
+    [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False), (signal.SIGTERM, 143, True)],
+)
 def test_who_ends_a_training_is_told_how_it_goes_on(
-    tmp_path: Path, what: signal.Signals, wanted: int
+    tmp_path: Path, what: signal.Signals, wanted: int, to_all: bool
 ) -> None:
+    """SIGTERM to all, as batch systems send it, ended the fork server, and with it the last checkpoint."""
     run = tmp_path / "run"
     words = ["train", str(tmp_path / "job.py"), "--run-dir", str(run), *TRAIN]
-    code, after = stopped(tmp_path, words, what, until=takes_steps, after_s=1.0)
+    code, after = stopped(tmp_path, words, what, until=takes_steps, after_s=1.0, to_all=to_all)
     assert code == wanted and "Traceback" not in after, after
     assert "evener: stopped after step" in after and "the newest checkpoint is" in after, after
     assert f"--run-dir {run} --resume latest, with the options it had, goes on from it" in after, after
     assert "saves a checkpoint, then ends" in after, after  # none was due: up to 99,999 steps were lost
+    assert list(run.glob("checkpoints/*/manifest.json")), after

@@ -207,7 +207,9 @@ def _saving(member: Member, generation: Generation) -> Checkpointing | None:
             steps.decisions.append(NOT_SAVED)
         return None
     job = member.meeting if steps.meetings is None and member.meeting.has(MAY_ASK) else None
-    saving = Checkpointing(request.checkpoint, request.run_dir, generation.room, steps, job=job)
+    saving = Checkpointing(
+        request.checkpoint, request.run_dir, generation.room, steps, job=job, failures=member.unsaved
+    )
     others = steps.at_boundary
 
     def at_boundary(number: int) -> None:

@@ -40,7 +40,7 @@ LEAVE_S = 3.0  # to destroy a group takes milliseconds
 REACH = timedelta(
     seconds=20
 )  # of one more connection to a store that has answered: it is there, or gone for good
-STORE_GONE = "the process that serves the job's store, its first one as a rule, has ended"
+STORE_GONE = "the job's store does not answer any more: who serves it has ended or is cut off"
 
 
 class Failure(Value, frozen=True, kw_only=True):
@@ -147,9 +147,9 @@ class Meeting:
             return decode(self.store.get(key), shape, f"the job's {key}")
         except RuntimeError as e:
             raise PeerLostError(
-                f"{STORE_GONE}, while {key} was awaited",
+                f"{self.alarm() or STORE_GONE}, while {key} was awaited",
                 numbers=str(e).partition("\n")[0],
-                remedy="look for the first error of that process",
+                remedy="look for the first error of the process that serves it, and at the network",
             ) from e
 
     def goes_on(self) -> bool:
@@ -190,15 +190,18 @@ class Meeting:
         `new_group`.
         """
         self._patience = patience
+        own = self.store.clone()  # type: ignore[attr-defined]
+        own.set_timeout(patience)
         with self._forming():
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore("group", self.store.clone()),  # type: ignore[attr-defined]
+                store=dist.PrefixStore("group", own),
                 rank=rank,
                 world_size=world_size,
                 timeout=patience,
             )
             _be_patient(dist.group.WORLD)
+        own.set_timeout(PATIENCE)  # NCCL waits for its id at the first sum, as long as its store says
 
     def new_group(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup:
         """The group of some processes of the group that was joined; made by all of them together.
@@ -276,7 +279,7 @@ def serve_store(host: str) -> tuple[dist.TCPStore, int]:
     except OSError as e:
         raise EnvironmentBrokenError(
             f"the devices of this job cannot meet at {host}: {e.strerror or e}",
-            remedy="--open-at with an address of this host, as `ip addr` shows them",
+            remedy="an address of this host, as `ip addr` shows them",
         ) from e
     port = listening.getsockname()[1]
     store = dist.TCPStore(

@@ -40,8 +40,8 @@ class Checkpointing:
     """Saves `steps` by `rule`; made by all devices of the plan together, again after each change of devices.
 
     `meeting` is then another one, and `job` always the same: where one more checkpoint is asked for, if that
-    may be; None if it may not. `at_boundary` is for `Steps`. UsageError for a rule by the clock where
-    hosts take steps by themselves.
+    may be; None if it may not. `failures` has why earlier ones of this process failed, and grows.
+    `at_boundary` is for `Steps`. UsageError for a rule by the clock where hosts take steps by themselves.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Checkpointing:
         steps: Steps,
         *,
         job: Meeting | None = None,
+        failures: list[str] | None = None,
     ) -> None:
         if steps.meetings and rule.steps is None:
             raise UsageError(
@@ -61,6 +62,8 @@ class Checkpointing:
         self._rule, self._meeting, self._steps = rule, meeting, steps
         self._news: deque[str] = deque()  # filled by the writing thread
         self.saver = Saver(JobState(steps), Path(run_dir), meeting, rule.keep, self._news.append)
+        if failures is not None:
+            self.saver.failures = failures
         self._announced = -1
         self._boundary = self._saved = -1
         self._job, self._asked_for, self._left_out = job, -1, -1

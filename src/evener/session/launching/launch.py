@@ -8,11 +8,13 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import torch.distributed as dist
 
 from evener.core.addresses import host_and_port
@@ -98,7 +100,7 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
     start_server()
     context = mp.get_context("forkserver")
     lifeline, parent_end = context.Pipe(duplex=False)
-    processes = []
+    processes, seen = [], []
     if request.checkpoint:
         store.set(MAY_ASK, "true")
     elastic = may_change_devices(request)
@@ -121,6 +123,8 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
             )
             process.start()
             processes.append(process)
+            with suppress(psutil.NoSuchProcess):
+                seen.append(psutil.Process(process.pid))
         if not request.quiet:
             tell(f"process ids: {some([f'{p.name} {p.pid}' for p in processes], MOST_NAMED)}")
         lookout = Lookout(Path(request.run_dir) / "metrics.jsonl")
@@ -138,12 +142,14 @@ def _launch(request: Request, kind: type[T], grounds: Grounds) -> T:
         store.set(OVER, "true")  # this end is meant: guests do not go on without the store
         parent_end.close()  # the children hear that and end
         _end(processes)
+        _end_left(seen)
         if store.check([GUESTS]):
             time.sleep(LINGER_S)
 
 
 def _child(request_json: bytes, environment: dict[str, str], lifeline: Connection, place: str) -> None:
     """The main function of a device's process, which lives in the namespace `place` if there is one."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the fork server ignores
     if place:
         enter(place)
     os.environ.update(environment)
@@ -245,7 +251,10 @@ def _save_first(store: dist.Store, processes: list, lookout: Lookout) -> None:
 def _again(request: Request) -> str:
     """How to go on after this job has ended."""
     if request.checkpoint:
-        return "--resume latest goes on from the newest checkpoint, or begins again where there is none yet"
+        return (
+            f"--run-dir {request.run_dir} --resume latest goes on from the newest checkpoint, or begins "
+            "again where there is none yet"
+        )
     return "start again; with --checkpoint-every, --resume latest would go on from the newest checkpoint"
 
 
@@ -291,3 +300,19 @@ def _end(processes: list) -> None:
         if process.is_alive():
             process.kill()
             process.join()
+
+
+def _end_left(seen: list[psutil.Process]) -> None:
+    """End those of a job's processes that are still there, as they are once their fork server is gone."""
+    for process in seen:
+        with suppress(psutil.NoSuchProcess):  # also where its number is another process's by now
+            process.kill()
+    while any(_lives(process) for process in seen):
+        time.sleep(ASK_S)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -29,9 +29,10 @@ def start_early(script: Path | None) -> None:
 
 
 def start_server() -> None:
-    """The fork server, for which Ctrl-C is nothing from its first moment on: it ends with this process.
+    """The fork server, for which Ctrl-C and SIGTERM are nothing from its first moment on.
 
-    Returns at once; a server that is there stays.
+    It ends with this process: a signal to all of a job leaves it there for a last checkpoint. What it forks
+    ignores SIGTERM too, until told otherwise. Returns at once; a server that is there stays.
     """
     # Idle OpenMP threads spin on cores that other processes need: with 1 + 2 threads on 2 cores a step took
     # three times as long. Read when torch is loaded, that is by the fork server; a value of the user's stays.
@@ -41,11 +42,15 @@ def start_server() -> None:
     mp.get_context("forkserver").set_forkserver_preload(PRELOADED)
     if threading.current_thread() is not threading.main_thread():
         return  # it is then started with the first process
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is ignored stays so in a new program
+    # What is ignored stays so in a new program.
+    before = {s: h for s in (signal.SIGINT, signal.SIGTERM) if (h := signal.getsignal(s)) is not None}
+    for number in before:
+        signal.signal(number, signal.SIG_IGN)
     try:
         forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     atexit.unregister(end_server)
     atexit.register(end_server)
 

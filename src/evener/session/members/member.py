@@ -94,6 +94,7 @@ class Member:
     has_begun: bool = False  # once a generation was formed: state is defined from then on
     faults: list[Fault] | None = None  # scripted ones of this device that have not struck; None: not begun
     decisions: list[str] = field(default_factory=list)
+    unsaved: list[str] = field(default_factory=list)  # why checkpoints failed, in all generations
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     records: list[StepRecord] = field(default_factory=list)  # of steps with the seconds of this device alone
     standby: Standby | None = None

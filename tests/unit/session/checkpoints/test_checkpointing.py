@@ -9,12 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from evener.runtime.checkpoints.manifest import Position
+from evener.runtime.checkpoints.saving import Saved
 from evener.runtime.ranks import Ranks
 from evener.session.checkpoints.checkpointing import ANSWERS, ASKED, Checkpointing
 from evener.session.checkpoints.save_rule import Keep, Rule
 from evener.session.meeting import Meeting
 
 EVERY = Rule(steps=1000, keep=Keep())
+POSITION = Position(step=5, samples_seen=40, seed=0, global_batch=8, dataset_size=64)
 
 
 class Asked(dist.HashStore):
@@ -29,7 +32,9 @@ class Asked(dist.HashStore):
         return super().check(keys)
 
 
-def checkpointing(store: dist.Store, here: str, folder: Path, step_s: float | None) -> Checkpointing:
+def checkpointing(
+    store: dist.Store, here: str, folder: Path, step_s: float | None, failures: list[str] | None = None
+) -> Checkpointing:
     model = nn.Linear(1, 1)
     steps: Any = SimpleNamespace(
         ranks=Ranks(("lab/a", "lab/b"), here),
@@ -40,7 +45,16 @@ def checkpointing(store: dist.Store, here: str, folder: Path, step_s: float | No
         decisions=[],
     )
     meeting = Meeting(store, 0, 2)
-    return Checkpointing(EVERY, folder, meeting, steps, job=meeting)
+    return Checkpointing(EVERY, folder, meeting, steps, job=meeting, failures=failures)
+
+
+def test_what_failed_before_a_change_of_devices_is_counted_at_the_end(tmp_path: Path) -> None:
+    failures: list[str] = []
+    before, after = (checkpointing(dist.HashStore(), "lab/a", tmp_path, 0.1, failures) for _ in range(2))
+    for saving, why in ((before, "the disk is full"), (after, "it is full again")):
+        saving.saver._report(Saved(path=None, why=why), POSITION, 1.0)
+    assert after.failed.startswith("2 checkpoints could not be saved in ")
+    assert after.failed.endswith("the last: it is full again")
 
 
 @pytest.mark.parametrize(("step_s", "every"), [(0.1, 10), (1e-3, 32), (30.0, 1), (None, 1)])

@@ -5,6 +5,7 @@ import signal
 import subprocess
 from dataclasses import dataclass
 
+import psutil
 import pytest
 
 from evener.core.fleet import Device, Fleet
@@ -87,11 +88,11 @@ def test_who_waits_for_one_more_checkpoint_is_told_when_nothing_moves(
 @pytest.mark.parametrize("saved", [True, False])
 def test_the_remedy_is_of_the_signal_and_names_how_to_go_on(code: int, said: str, other: str, saved: bool):
     rule = rule_of("5", Keep(last=3, every=0)) if saved else None
-    request = Request(fleet=ONE, run_dir=".", checkpoint=rule)
+    request = Request(fleet=ONE, run_dir="runs/mine", checkpoint=rule)
     lost = _why(Ended(code), Silent(), patient=False, again=_again(request))  # type: ignore[arg-type]
     assert isinstance(lost, PeerLostError)
     assert said in lost.remedy and other not in lost.remedy
-    assert ("--resume latest goes on" in lost.remedy) is saved
+    assert ("--run-dir runs/mine --resume latest goes on" in lost.remedy) is saved
     assert ("with --checkpoint-every" in lost.remedy) is not saved
 
 
@@ -104,6 +105,15 @@ def test_a_job_whose_fork_server_was_ended_loses_no_device(monkeypatch: pytest.M
     monkeypatch.setattr(launch, "DYING_S", 0.0)
     monkeypatch.setattr(launch, "ended_server", lambda: None)
     launch._check_server(launch.UNSEEN, "")
+
+
+def test_no_process_is_left_behind_that_only_the_server_could_have_waited_for() -> None:
+    with subprocess.Popen(["sleep", "60"]) as lives, subprocess.Popen(["sleep", "0"]) as ended:
+        seen = [psutil.Process(lives.pid), psutil.Process(ended.pid)]
+        ended.wait()
+        launch._end_left(seen)
+        assert seen[0].status() == psutil.STATUS_ZOMBIE  # its parent, this process, has not asked yet
+        assert lives.wait() == -signal.SIGKILL and ended.returncode == 0
 
 
 def test_a_server_that_is_no_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
