@@ -89,7 +89,7 @@ def test_what_only_the_lost_device_held_comes_from_its_neighbour(tmp_path, devic
 
 
 def test_a_device_that_is_cut_off_does_not_go_on_alone(tmp_path) -> None:
-    request = request_for(tmp_path, split(6, 6), steps=100, faults="cut lab/a|lab/b at 3 for 1.5s")
+    request = request_for(tmp_path, split(6, 6), steps=100, faults="cut lab/a|lab/b at 3 for 3s")
     outcome = launch(request)
     assert error_of(outcome, 100) <= 1e-12
     assert any("lab/b is lost (silent for" in s for s in outcome.decisions)

@@ -144,7 +144,8 @@ def test_the_wall_clock_agrees_within_two_percent(measured: dict[str, tuple]) ->
     if not holds:
         pytest.skip(f"this machine was too busy: {why}")
     for name, (_, wall, *_) in measured.items():
-        assert statistics.mean(wall) == pytest.approx(computed_step_s(), rel=0.02), name
+        # The median: after a step that the machine held up, those that catch up are shorter on the wall.
+        assert statistics.median(wall) == pytest.approx(computed_step_s(), rel=0.02), name
 
 
 def test_the_sums_are_real(measured: dict[str, tuple]) -> None:
