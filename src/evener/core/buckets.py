@@ -7,8 +7,6 @@ buckets       [4 3] [2 1] [0]       each closes before it would pass the limit
 from collections.abc import Sequence
 
 BUCKET_BYTES = 8 * 2**20
-COLLECTED_BYTES = 2 * 2**20
-"""An accelerator collects gradients of units up to so many bytes: with 8 MiB a card of 35 MiB had no room."""
 
 
 def fill_buckets(sizes: Sequence[int], limit: float = BUCKET_BYTES) -> list[list[int]]:

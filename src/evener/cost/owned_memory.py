@@ -17,7 +17,6 @@ from functools import cached_property
 
 import numpy as np
 
-from evener.core.buckets import COLLECTED_BYTES
 from evener.core.ownership import owned_parts, units_of
 from evener.core.plan import HELD, Plan
 from evener.core.profile import Profile
@@ -103,7 +102,7 @@ class Owners:
     @cached_property
     def _collected(self) -> np.ndarray:
         """Bytes of gradients that a device collects while each unit runs: where layers are small."""
-        small = (self.level >= 2) & (self.gradients <= COLLECTED_BYTES)
+        small = (self.level >= 2) & (self.gradients <= self.bytes.bucket_bytes)
         return np.where(small, self.gradients, 0.0)
 
     def _passing(self, *, computes: bool) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from evener.core.buckets import COLLECTED_BYTES
+from evener.core.buckets import BUCKET_BYTES
 from evener.core.seams import Pending
 from evener.errors import ModelError, ReductionMismatchError
 from evener.runtime.owning.adding import Adding, Contribution
@@ -227,7 +227,7 @@ class OwnedGradients:
         self._filled.setdefault(unit.number, set())
         if self._in_rounds:
             self._make_room()
-            on = self._device if unit.num_bytes <= COLLECTED_BYTES else None
+            on = self._device if unit.num_bytes <= BUCKET_BYTES else None
             found = torch.empty(unit.count, dtype=unit.dtype, device=on)
         else:
             found = self._kept.get(unit.number)
