@@ -1,7 +1,7 @@
 """`evener verify`: is the result that of one device? Yes or no, with the distance."""
 
 import os
-import tempfile
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,8 +23,9 @@ from evener.cli.options import (
 )
 from evener.core.job import MAX_SAMPLES
 from evener.core.words import counted, some
-from evener.errors import FileError, NotExactError
+from evener.errors import NotExactError
 from evener.session.launched import check_unlaunched
+from evener.session.request import new_run_dir, runs_folder
 
 if TYPE_CHECKING:
     from evener.session.exactness.verify import Exactness
@@ -86,32 +87,33 @@ def verify(
         from evener.session.exactness.verify import verify as compare
 
         found = compare(request)
-    shares = ", ".join(f"{name} {n}" for name, n in found.plan.samples_by_device().items())
-    single, double = conditions_of(found)
-    print(f"samples a step:           {shares}")
-    print(
-        f"first gradient, float32:  {found.gradient_error:.2e}   (bound {found.gradient_bound:.0e}{single})"
-    )
-    print(f"first gradient, float64:  {found.gradient_error_float64:.2e}   (bound 1e-12{double})")
-    print(
-        f"parameters after {counted(found.steps, 'step')}, float64: "
-        f"{found.parameter_error_float64:.2e}   (bound 1e-10{double})"
-    )
-    if found.deviation is not None:
-        print(
-            f"away from one sum a step: {found.deviation:.2e}   (float64; ‖p - q‖ / ‖q - start‖, p the "
-            f"parameters at the end by {found.fewer}, q those of a plain loop with one sum a step)"
-        )
-    for note in found.notes:
-        print(f"note: {note}")
-    print(f"exact: {verdict_of(found)}")
-    hint = hint_of(found)
-    if hint:
-        print(hint)
+    print(told(found))
     if as_json:
         print_json(msgspec.to_builtins(found))
     if not found.exact:
         raise typer.Exit(NotExactError.exit_code)
+
+
+def told(found: "Exactness") -> str:
+    """Every distance with its bound, the notes, the verdict, and what may be the cause."""
+    shares = ", ".join(f"{name} {n}" for name, n in found.plan.samples_by_device().items())
+    single, double = conditions_of(found)
+    lines = [
+        f"samples a step:           {shares}",
+        f"first gradient, float32:  {found.gradient_error:.2e}   (bound {found.gradient_bound:.0e}{single})",
+        f"first gradient, float64:  {found.gradient_error_float64:.2e}   (bound 1e-12{double})",
+        f"parameters after {counted(found.steps, 'step')}, float64: "
+        f"{found.parameter_error_float64:.2e}   (bound 1e-10{double})",
+    ]
+    if found.deviation is not None:
+        lines.append(
+            f"away from one sum a step: {found.deviation:.2e}   (float64; ‖p - q‖ / ‖q - start‖, p the "
+            f"parameters at the end by {found.fewer}, q those of a plain loop with one sum a step)"
+        )
+    lines += [f"note: {note}" for note in found.notes]
+    lines.append(f"exact: {verdict_of(found)}")
+    hint = hint_of(found)
+    return "\n".join([*lines, hint] if hint else lines)
 
 
 @contextmanager
@@ -124,20 +126,13 @@ def folder_for(run_dir: Path | None) -> Iterator[Path]:
     if run_dir:
         yield run_dir
         return
-    base = Path(os.environ.get("EVENER_RUNS", "runs"))
+    base = runs_folder()
     was_there = base.exists()
+    folder = new_run_dir(".verify", str(os.getpid()))
     try:
-        base.mkdir(parents=True, exist_ok=True)
-        made = tempfile.TemporaryDirectory(dir=base, prefix=".verify-")
-    except OSError as e:
-        raise FileError(
-            f"cannot make a folder in {base}: {e.strerror}",
-            remedy="--run-dir with a folder that you may make or write to, or EVENER_RUNS with one",
-        ) from e
-    try:
-        with made as folder:
-            yield Path(folder)
+        yield Path(folder)
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
         if not was_there:
             with suppress(OSError):  # other runs are in it by now
                 base.rmdir()

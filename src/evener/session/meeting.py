@@ -37,9 +37,8 @@ POLL_S = 0.01
 FOREVER = timedelta(days=365)  # for what takes as long as the training
 REGROUP_TIMEOUT = timedelta(seconds=10)  # of those who have just answered a roll
 LEAVE_S = 3.0  # to destroy a group takes milliseconds
-REACH = timedelta(
-    seconds=20
-)  # of one more connection to a store that has answered: it is there, or gone for good
+REACH = timedelta(seconds=20)
+"""Of one more connection to a store that has answered: it is there, or gone for good."""
 STORE_GONE = "the job's store does not answer any more: who serves it has ended or is cut off"
 
 

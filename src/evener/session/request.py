@@ -181,9 +181,14 @@ def at_start(request: Request) -> Request:
     return replace(request, fleet=starting, later=later) if later else request
 
 
+def runs_folder(root: str | None = None) -> Path:
+    """Where runs have their folders: `root`, else EVENER_RUNS, else runs/ here."""
+    return Path(root or os.environ.get("EVENER_RUNS", "runs"))
+
+
 def new_run_dir(name: str, stamp: str, root: str | None = None) -> str:
-    """A new folder runs/<name>-<stamp> below `root` (or EVENER_RUNS, or here); a number is added if taken."""
-    base = Path(root or os.environ.get("EVENER_RUNS", "runs"))
+    """A new folder <name>-<stamp> in the `runs_folder`; a number is added if it is taken."""
+    base = runs_folder(root)
     path = base / f"{name}-{stamp}"
     number = 1
     while path.exists():

@@ -173,7 +173,7 @@ def test_the_files_of_a_comparison_go_with_it(tmp_path: Path, monkeypatch: pytes
         pass
     assert folder == tmp_path and tmp_path.is_dir()
     monkeypatch.setenv("EVENER_RUNS", str(Path(__file__)))
-    with pytest.raises(FileError, match=r"cannot make a folder in .*test_verify.py"), folder_for(None):
+    with pytest.raises(FileError, match=r"cannot make the run.s folder .*test_verify.py"), folder_for(None):
         pass
 
 

@@ -1,7 +1,6 @@
 """Taking a run up again: which checkpoint, agreed on by all devices, and what could not be the same."""
 
 import glob
-import os
 from pathlib import Path
 
 from evener.core.figures import Value
@@ -13,7 +12,7 @@ from evener.runtime.checkpoints.manifest import MANIFEST, Position
 from evener.runtime.hardware import ALLOCATED, peak_bytes
 from evener.session.checkpoints.state import check_position, restore
 from evener.session.loop.steps import Steps
-from evener.session.request import LATEST
+from evener.session.request import LATEST, runs_folder
 
 METRICS = "metrics.jsonl"
 RESUME = "resume"  # where the leader tells what it chose
@@ -138,8 +137,8 @@ def _held_while_loading(steps: Steps) -> str:
 
 
 def latest_run(name: str, root: str | None = None) -> Path | None:
-    """The newest of the run folders NAME-… below `root` (or EVENER_RUNS, or runs) that has a checkpoint."""
-    base = Path(root or os.environ.get("EVENER_RUNS", "runs"))
+    """The newest of the run folders NAME-… in the `runs_folder` that has a checkpoint."""
+    base = runs_folder(root)
     found = [p for p in base.glob(f"{glob.escape(name)}-*") if checkpoints_in(p)]
     return max(found, key=lambda p: p.stat().st_mtime, default=None)
 

@@ -55,6 +55,7 @@ from evener.session.worker import guarded_work, join
 T = TypeVar("T")
 LOOK_S = 5.0
 ASK_S = 0.05
+LEFT_S = 3.0  # at most, for processes that were killed to be gone
 UNSEEN = 255  # multiprocessing's word for a process of whose end its fork server said nothing
 DYING_S = 0.5  # a process that is killed lets go of its pipes a moment before it is seen to have ended
 MOST_NAMED = 16
@@ -307,12 +308,4 @@ def _end_left(seen: list[psutil.Process]) -> None:
     for process in seen:
         with suppress(psutil.NoSuchProcess):  # also where its number is another process's by now
             process.kill()
-    while any(_lives(process) for process in seen):
-        time.sleep(ASK_S)
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    psutil.wait_procs(seen, timeout=LEFT_S)
