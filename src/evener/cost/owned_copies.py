@@ -71,9 +71,6 @@ def _seconds(curve: Curve | None, num_bytes: np.ndarray) -> np.ndarray:
     """`curve.seconds` of each, nothing of nothing."""
     if curve is None:
         return np.zeros(num_bytes.shape)
-    at, seconds = (np.array(column) for column in zip(*curve.points, strict=True))
-    found = np.interp(num_bytes, at, seconds)
-    if len(at) > 1:
-        slope = (seconds[-1] - seconds[-2]) / (at[-1] - at[-2])
-        found += np.maximum(num_bytes - at[-1], 0.0) * slope
-    return np.where(num_bytes > 0, found, 0.0)
+    sizes, which = np.unique(num_bytes, return_inverse=True)  # a model has many units, and few sizes of them
+    seconds = np.array([curve.seconds(float(size)) if size else 0.0 for size in sizes])
+    return seconds[which].reshape(num_bytes.shape)
